@@ -1,0 +1,41 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up everything they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-real lint types format results clean
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## create or update the environment
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ridgefill needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## fit maps for a small real model, run a long prompt both ways, say what it gave and cost
+	$(BIN)/ridgefill demo -o demo-out
+
+test: $(READY)  ## the tests that need no network (minutes)
+	$(BIN)/python -m pytest -m "not real"
+
+test-real: $(READY)  ## the tests on the real default model (slow; fetches it once)
+	$(BIN)/python -m pytest -m real
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: $(READY)  ## mypy
+	$(BIN)/mypy
+
+format: $(READY)  ## rewrite the code as ruff wants it
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+clean:  ## remove the environment and what the demo wrote
+	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache

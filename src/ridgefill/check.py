@@ -1,0 +1,227 @@
+"""Are these maps safe to use with this model on this machine? (paper section 9: what to check before shipping)"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgefill.bench import break_even
+from ridgefill.bench.environment import environment
+from ridgefill.compat import cache_kwarg, new_cache
+from ridgefill.eval.documents import held_out_documents
+from ridgefill.eval.loss import TailLoss, compare
+from ridgefill.fill import Exact, Fill, Identity, Ridge, TrueInputs
+from ridgefill.maps import RidgeMaps
+from ridgefill.models.decoder import Decoder
+from ridgefill.plan import FillPlan, make_plan
+from ridgefill.prefill import check_prompt, fill_prefix
+
+SMALL_LOSS = 0.05  # nats: the paper's "within 0.05 nats of exact" (section 9)
+LARGE_LOSS = 0.25
+PROBE_TAIL = 64  # tail of the bit-for-bit comparison: any length serves, a short one is quick
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One comparison with the stock model: its name, whether it held, and what was compared."""
+
+    what: str
+    holds: bool
+    detail: str
+
+
+@dataclass
+class Check:
+    """What `check` found.
+
+    Attributes:
+        verdicts: the bit-for-bit comparisons.
+        losses: per document and arm ("exact", "identity", "ridge"), nats of the tail's tokens.
+        min_tokens: the prompt length from which filling pays here; None if it did not within what was tried.
+    """
+
+    plan: FillPlan
+    verdicts: list[Verdict]
+    losses: list[dict[str, TailLoss]] = field(default_factory=list)
+    min_tokens: int | None = None
+    tried_tokens: int = 0
+
+    @property
+    def correct(self) -> bool:
+        """Every comparison with the stock model held."""
+        return all(v.holds for v in self.verdicts)
+
+    def delta(self, arm: str, part: str = "all") -> float:
+        """An arm's loss minus exact's in nats per token, documents weighted equally."""
+        return statistics.mean(getattr(d[arm].minus(d["exact"]), part) for d in self.losses)
+
+    @property
+    def safe(self) -> bool:
+        """Correct, better than the identity fill, and not far from exact."""
+        ridge = self.delta("ridge")
+        return self.correct and ridge < LARGE_LOSS and ridge <= max(self.delta("identity"), SMALL_LOSS)
+
+    def words(self) -> list[str]:
+        """The findings in plain words, the conclusion first."""
+        if not self.correct:
+            failed = ", ".join(v.what for v in self.verdicts if not v.holds)
+            return [
+                f"NOT SAFE: {failed}. This model's cache cannot be filled correctly by this version; "
+                "run it without the fill, and report it."
+            ]
+        ridge, identity = self.delta("ridge"), self.delta("identity")
+        lines = [self._conclusion(ridge, identity)]
+        lines.append(
+            f"Right after the filled rows the loss rises by {self.delta('ridge', 'first'):+.3f} nats, at the end "
+            f"of the tail by {self.delta('ridge', 'last'):+.3f}."
+        )
+        lines.append(
+            "Loss does not show everything: a fact that stands only in filled rows (a number, a name) may be lost "
+            "while the loss hardly moves. Put what will be asked about in the tail, or try your own prompts with "
+            "`ridgefill run` and `--fill exact` side by side."
+        )
+        if self.min_tokens is None:
+            lines.append(f"On this machine filling did not pay up to {self.tried_tokens:,} tokens.")
+        else:
+            lines.append(
+                f"On this machine filling pays from about {self.min_tokens:,} tokens; `filling` and `run` leave "
+                "shorter prompts exact by themselves."
+            )
+        return lines
+
+    def _conclusion(self, ridge: float, identity: float) -> str:
+        cost = f"the tail's loss rises by {ridge:+.3f} nats per token (identity fill {identity:+.3f})"
+        if not self.safe:
+            return (
+                f"NOT RECOMMENDED: the fill is computed correctly, but {cost}. Fit a deeper split or on text "
+                "like yours."
+            )
+        if ridge < SMALL_LOSS:
+            return f"SAFE TO USE: the fill is computed correctly, and {cost}."
+        return f"USABLE WITH CARE: the fill is computed correctly, but {cost}. A deeper split costs less."
+
+    def to_json(self, model: Any) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        arms = ("ridge", "identity")
+        return {
+            "model": model.config._name_or_path,
+            "plan": {"split": self.plan.split, "tail": self.plan.tail, "leading": self.plan.leading},
+            "correct": self.correct,
+            "safe": self.safe if self.losses else False,
+            "verdicts": [vars(v) for v in self.verdicts],
+            "delta_nll": {a: {p: self.delta(a, p) for p in ("first", "last", "all")} for a in arms}
+            if self.losses
+            else None,
+            "documents": [{arm: vars(loss) for arm, loss in d.items()} for d in self.losses],
+            "min_tokens": self.min_tokens,
+            "tried_tokens": self.tried_tokens,
+            "environment": environment(model.device),
+        }
+
+
+def check(
+    model: Any,
+    tokenizer: Any,
+    maps: RidgeMaps,
+    texts: Sequence[str | Path],
+    *,
+    tail: int,
+    leading: int,
+    tokens: int | None = None,
+    documents: int = 4,
+    seed: int = 0,
+    tick: Callable[[str], None] = lambda stage: None,
+) -> Check:
+    """Compares with the stock model bit for bit, measures the loss, and times the break-even length.
+
+    Args:
+        texts: held-out text, as `ridgefill.fit` takes it; documents that the maps were fitted on are left out.
+        tokens: length of the documents whose loss is measured; 2,048 more than the tail unless given.
+        documents: how many at most.
+        tick: called with the stage's name before each.
+
+    Raises:
+        MapsMismatchError, CorpusError, SettingError, OutputError: by name.
+    """
+    decoder = Decoder(model)
+    maps.check_model(model, tokenizer)
+    plan = make_plan(decoder.n_layers, maps, tail=tail, leading=leading)
+    longest = getattr(model.config, "max_position_embeddings", None) or 1 << 20
+    length = min(tokens or plan.tail + 2048, longest)
+    fitted = set(maps.provenance.get("fitted_documents", ()))
+    texts_ids = held_out_documents(tokenizer, texts, length, documents, fitted=fitted, seed=seed)
+    texts_ids = [ids.to(model.device) for ids in texts_ids]
+    tick("bit-for-bit comparison")
+    found = Check(plan, compare_with_stock(decoder, plan.split, texts_ids[0]))
+    if not found.correct:
+        return found
+    arms: dict[str, Fill] = {"exact": Exact(), "identity": Identity(), "ridge": Ridge(maps)}
+    plans = {name: FillPlan(arm, plan.split, plan.tail, plan.leading) for name, arm in arms.items()}
+    for i, ids in enumerate(texts_ids):
+        tick(f"loss, document {i + 1} of {len(texts_ids)}")
+        found.losses += compare(decoder, plans, [ids])
+    tick("break-even length")
+    found.tried_tokens = min(plan.tail + plan.leading + break_even.FILLED_ROWS[-1], texts_ids[0].shape[1])
+    found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0])
+    break_even.remember(maps, plan, model.device, found.min_tokens)
+    return found
+
+
+@torch.no_grad()
+def compare_with_stock(decoder: Decoder, split: int, ids: Tensor) -> list[Verdict]:
+    """Promise 1 on the user's own model: off is exact, and so is writing from true inputs.
+
+    Args:
+        ids: [1, n] real text.
+
+    Returns:
+        Three verdicts: the exact walk's cache, the cache written from true inputs, and greedy tokens.
+    """
+    windows = [w for i in range(decoder.n_layers) if (w := decoder.window(i)) is not None]
+    ids = ids[:, : max(512, max(windows, default=0) + 256)]  # beyond any window, so that it slides
+    m = ids.shape[1] - PROBE_TAIL
+    stock = new_cache(decoder.model)
+    decoder.base(ids[:, :m], use_cache=True, **cache_kwarg(stock))
+    caches = {"stock": stock}
+    arms: tuple[Fill, ...] = (Exact(), TrueInputs())
+    for arm in arms:
+        caches[arm.name] = new_cache(decoder.model)
+        plan = FillPlan(arm, split, PROBE_TAIL, leading=0)
+        _, positions = check_prompt(ids, None, 0, decoder.config)
+        fill_prefix(decoder, plan, ids[:, :m], positions[:, :m], None, caches[arm.name])
+    off = _unequal_layers(caches["exact"], stock)
+    true = _unequal_layers(caches["true"], stock)
+    tokens = {name: _greedy(decoder.model, ids, cache) for name, cache in caches.items()}
+    equal = torch.equal(tokens["exact"], tokens["stock"]) and torch.equal(tokens["true"], tokens["stock"])
+    return [
+        Verdict("with the fill off the cache equals the stock model's bit for bit", not off, _where(off, m)),
+        Verdict(
+            "a cache filled from true layer inputs equals the stock model's bit for bit",
+            not true,
+            _where(true, m),
+        ),
+        Verdict("both give the stock model's tokens", equal, f"{tokens['stock'].numel()} greedy tokens"),
+    ]
+
+
+def _unequal_layers(ours: Any, stock: Any) -> list[int]:
+    pairs = enumerate(zip(ours.layers, stock.layers, strict=True))
+    return [i for i, (a, b) in pairs if not (torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values))]
+
+
+def _where(layers: list[int], rows: int) -> str:
+    return f"unequal in layers {layers}" if layers else f"all layers, {rows} rows"
+
+
+def _greedy(model: Any, ids: Tensor, cache: Any, tokens: int = 16) -> Tensor:
+    mask = torch.ones_like(ids)
+    out = model.generate(
+        ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0, **cache_kwarg(cache)
+    )
+    return out[0, ids.shape[1] :]

@@ -1,0 +1,373 @@
+"""The command line: fit, check, run, bench, cost, doctor, demo."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ridgefill.console import (
+    calibration_texts,
+    err,
+    guarded,
+    held_out_texts,
+    load,
+    load_config,
+    load_maps,
+    numbers,
+    out,
+    plan_of,
+    read_prompt,
+    what_ran,
+    whole_number,
+)
+from ridgefill.errors import CorpusError, SettingError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="""Make the first token of a long prompt come sooner, with nothing trained.
+
+    The whole way, on a model of your own:
+
+      ridgefill fit MODEL --texts my-texts/ --splits 0.5 -o maps
+
+      ridgefill check MODEL maps
+
+      ridgefill run MODEL maps --prompt-file question.txt
+
+    MODEL is a folder, a GGUF file or a hub name; `embedded` stands for a small model that needs no hub, and
+    `ridgefill demo` does all of the above with it.
+    To turn it off: `ridgefill run ... --fill exact`, or leave the `with ridgefill.filling(...)` block.""",
+)
+bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine, exact and filled interleaved.")
+app.add_typer(bench, name="bench")
+
+MODEL = Annotated[
+    str, typer.Argument(help="A model folder, a GGUF file, a hub name, or: embedded.", show_default=False)
+]
+MAPS = Annotated[
+    str, typer.Argument(help="A maps folder made by `ridgefill fit`, or a hub name.", show_default=False)
+]
+DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DTYPE = Annotated[
+    str, typer.Option(help="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.")
+]
+TAIL = Annotated[int, typer.Option(help="Last prompt tokens that run every layer.")]
+LEADING = Annotated[int, typer.Option(help="First prompt tokens that run every layer (the attention sink).")]
+FILL = Annotated[
+    str, typer.Option(help="ridge, identity, none, exact (off) or pop. Arms other than ridge are baselines.")
+]
+TEXTS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--texts", help="Text files, JSONL, folders, data set names, or: embedded; may be repeated."
+    ),
+]
+
+
+@app.command()
+def fit(
+    model: MODEL,
+    more_texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]...", help="Further texts, after --texts PATH.")
+    ] = None,
+    texts: TEXTS = None,
+    splits: Annotated[str, typer.Option(help="Layers (15) or depths (0.5), separated by commas.")] = "0.5",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder; one maps folder per split in it.")
+    ] = Path("maps"),
+    tokens: Annotated[
+        int, typer.Option(help="Calibration tokens; ten rows per column of a map are plenty.")
+    ] = 65536,
+    length: Annotated[int, typer.Option(help="Tokens of one calibration window, at most.")] = 4096,
+    holdout: Annotated[float, typer.Option(help="Share of documents kept to choose the penalty on.")] = 0.1,
+    lambdas: Annotated[str | None, typer.Option(help="Grid of lambda_rel, separated by commas.")] = None,
+    leading: Annotated[int, typer.Option(help="First rows of each window left out of the fit.")] = 16,
+    chat_share: Annotated[float, typer.Option(help="Share of windows put in the model's chat form.")] = 0.25,
+    encoding: Annotated[
+        str, typer.Option(help="fp32, bf16 or int8 (one scale per 128 weights of a row).")
+    ] = "fp32",
+    seed: int = 0,
+    moments_device: Annotated[str | None, typer.Option(help="Where the moments rest, such as cpu.")] = None,
+    device: DEVICE = "auto",
+    dtype: DTYPE = "auto",
+) -> None:
+    """Fit one affine map per late layer: one pass over text, closed form, nothing trained (paper 2.2).
+
+    Example: ridgefill fit model.gguf --texts docs/ src/ chats.jsonl --splits 0.25,0.5 -o maps
+
+    Text like your prompts is best: mix prose, code and chat as you use them. A run that was stopped goes on where
+    it was when the same command is given again.
+    """
+    given = [*(texts or []), *(more_texts or [])]
+    if not given:
+        raise CorpusError(
+            "fit maps", "no text was named", "add --texts PATH (files, folders or data set names)"
+        )
+    from ridgefill.fit import fit as run_fit
+    from ridgefill.fit.run import LAMBDA_GRID
+
+    named = numbers(splits, "--splits")
+    grid = LAMBDA_GRID if lambdas is None else tuple(float(v) for v in numbers(lambdas, "--lambdas"))
+    loaded, tokenizer = load(model, device, dtype)
+    maps = run_fit(
+        loaded,
+        tokenizer,
+        calibration_texts(given),
+        named,
+        output,
+        tokens=tokens,
+        length=length,
+        holdout=holdout,
+        lambda_grid=grid,
+        leading=leading,
+        chat_share=chat_share,
+        encoding=encoding,
+        seed=seed,
+        moments_device=moments_device,
+    )
+    for split in maps:
+        folder = output / f"split-{split:02d}"
+        out.print(f"{folder}   next: ridgefill check {model} {folder}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def check(
+    model: MODEL,
+    maps: MAPS,
+    texts: TEXTS = None,
+    tail: TAIL = 2048,
+    leading: LEADING = 16,
+    tokens: Annotated[
+        int | None, typer.Option(help="Length of the documents; 2048 beyond the tail unless given.")
+    ] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Documents whose loss is measured, at most.")] = 4,
+    seed: int = 0,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the findings to this file as well.")
+    ] = None,
+    device: DEVICE = "auto",
+    dtype: DTYPE = "auto",
+) -> None:
+    """Say in plain words whether these maps are safe to use with this model, and from which prompt length they pay.
+
+    Compares with the stock model bit for bit, measures the loss on held-out text against exact and the identity
+    fill, and times both arms. Without --texts the text is Python's own library and documentation. Ends with 0 if
+    the maps are safe, 1 if not.
+
+    Example: ridgefill check model.gguf maps/split-15 --texts held-out/ --tail 1024
+    """
+    from ridgefill.check import check as run_check
+    from ridgefill.files import write_json
+
+    loaded, tokenizer = load(model, device, dtype)
+    fitted = load_maps(maps)
+    with err.status("checking") as status:
+        found = run_check(
+            loaded,
+            tokenizer,
+            fitted,
+            held_out_texts(texts),
+            tail=tail,
+            leading=leading,
+            tokens=tokens,
+            documents=documents,
+            seed=seed,
+            tick=lambda stage: status.update(f"checking: {stage}"),
+        )
+    for verdict in found.verdicts:
+        out.print(f"{'yes' if verdict.holds else 'NO '}  {verdict.what} ({verdict.detail})", soft_wrap=True)
+    for line in found.words():
+        out.print(line, soft_wrap=True, highlight=False)
+    if as_json is not None:
+        write_json(as_json, found.to_json(loaded))
+    if not (found.correct and found.safe):
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    model: MODEL,
+    maps: Annotated[
+        str | None, typer.Argument(help="A maps folder or hub name; not needed for --fill exact.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="The prompt; - or nothing reads standard input.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="A question to put after the prompt.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    tail: TAIL = 2048,
+    leading: LEADING = 16,
+    fill: FILL = "ridge",
+    split: Annotated[str | None, typer.Option(help="For arms without maps: a layer or a depth.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Do not put the prompt in the model's chat form.")
+    ] = False,
+    device: DEVICE = "auto",
+    dtype: DTYPE = "auto",
+) -> None:
+    """Answer a prompt, filled where it pays; say on stderr what was filled and what it took.
+
+    Examples:
+
+      ridgefill run model.gguf maps --prompt-file report.txt --question "Who signed it?"
+
+      ridgefill run model.gguf --fill exact --prompt-file report.txt     (the same, off)
+    """
+    from contextlib import nullcontext
+
+    from ridgefill.answer import answer, prompt_ids
+    from ridgefill.engines.transformers import filling
+
+    text = read_prompt(prompt_file, question)
+    loaded, tokenizer = load(model, device, dtype)
+    fitted = None if maps is None else load_maps(maps)
+    at = None if split is None else numbers(split, "--split")[0]
+    context: Any = nullcontext()
+    if fill != "exact":
+        context = filling(
+            loaded, fitted, tail=tail, leading=leading, fill=fill, split=at, tokenizer=tokenizer
+        )
+    with context as active:
+        given = answer(
+            loaded,
+            tokenizer,
+            prompt_ids(tokenizer, text, chat=not raw),
+            max_new_tokens=max_new_tokens,
+            stream=True,
+        )
+    err.print(what_ran(active, given), soft_wrap=True, highlight=False)
+
+
+@bench.command("ttft")
+def bench_ttft(
+    model: MODEL,
+    maps: Annotated[
+        str | None, typer.Argument(help="A maps folder or hub name; not needed for --fill identity.")
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths in tokens, separated by commas.")
+    ] = "2048,4096,8192",
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each arm, after one to warm up.")] = 3,
+    tail: TAIL = 1024,
+    leading: LEADING = 16,
+    fill: FILL = "ridge",
+    split: Annotated[str | None, typer.Option(help="For arms without maps: a layer or a depth.")] = None,
+    texts: TEXTS = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for ttft.json and ttft.png.")
+    ] = None,
+    device: DEVICE = "auto",
+    dtype: DTYPE = "auto",
+) -> None:
+    """Time to first token, exact and filled interleaved in one run: medians, ratio, and the ceilings of paper 2.5.
+
+    Example: ridgefill bench ttft model.gguf maps/split-15 --lengths 2048,8192 --tail 1024 -o results/
+    """
+    from rich.progress import Progress
+
+    from ridgefill.bench import ttft
+    from ridgefill.eval.documents import held_out_documents
+    from ridgefill.files import write_json
+
+    wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
+    loaded, tokenizer = load(model, device, dtype)
+    plan = plan_of(loaded, maps, fill, split, tail, leading)
+    ids = held_out_documents(tokenizer, held_out_texts(texts), max(wanted), 1)[0].to(loaded.device)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("timing both arms", total=len(wanted) * (repeats + 1))
+        rows = ttft.measure(loaded, plan, ids, wanted, repeats, tick=lambda: progress.advance(task))
+    out.print(ttft.table(rows))
+    if output is not None:
+        found = ttft.to_json(loaded, plan, rows)
+        write_json(output / "ttft.json", found)
+        ttft.picture(rows, output / "ttft.png", f"{found['model']}, split {plan.split}, tail {plan.tail}")
+        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True)
+
+
+@app.command()
+def cost(
+    model: Annotated[str | None, typer.Argument(help="A model; its config alone is read.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A config.json, in place of MODEL.")] = None,
+    split: Annotated[str, typer.Option(help="A layer, or a depth.")] = "0.5",
+    tail: Annotated[int, typer.Option(help="Last prompt tokens that run every layer.")] = 4096,
+    rows: Annotated[float, typer.Option(help="Share of the prefix rows that run every layer.")] = 0.0,
+    leading: Annotated[int, typer.Option(help="First prompt tokens that run every layer.")] = 0,
+    fill: Annotated[str, typer.Option(help="ridge, identity, none or exact.")] = "ridge",
+    no_map: Annotated[bool, typer.Option("--no-map", help="Do not count the maps.")] = False,
+    versus: Annotated[
+        str, typer.Option(help="exact, pop, or a setting: split=16,tail=4096,rows=0.1.")
+    ] = "exact",
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths, separated by commas.")
+    ] = "8192,16384,32768,65536",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count the multiply-accumulates of a prefill, against exact, POP or another setting (paper 2.5).
+
+    Example: ridgefill cost --config config.json --split 20 --tail 4096 --versus pop --lengths 16384,32768
+    """
+    from ridgefill.bench import cost as counting
+
+    if (model is None) == (config is None):
+        raise SettingError(
+            "count the cost", "it needs a model or a config", "name either MODEL or --config FILE"
+        )
+    shape = counting.ModelShape.from_config(config if config is not None else load_config(str(model)))
+    ours = counting.Setting(
+        split=numbers(split, "--split")[0],
+        tail=tail,
+        rows=rows,
+        leading=leading,
+        fill=fill,
+        map="none" if no_map else "full",
+    )
+    theirs = counting.parse_versus(versus, shape, ours)
+    found = counting.report(
+        shape, [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")], ours, theirs
+    )
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        out.print(counting.table(found))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what works on this machine, and what to do about what does not."""
+    from ridgefill.doctor import examine, report
+
+    with err.status("looking"):
+        findings = examine()
+    out.print(report(findings))
+    if any(f.state == "missing" for f in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for the maps, demo.json and demo.png.")
+    ] = Path("demo-out"),
+) -> None:
+    """The whole main job on a small real model that needs no hub: fit, run a long prompt both ways, compare."""
+    from ridgefill.demo import run as run_demo
+
+    run_demo(output, out)
+
+
+def main() -> None:
+    """The entry point: a refusal is one line on stderr and a non-zero exit, never a traceback."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    sys.exit(guarded(app))
+
+
+if __name__ == "__main__":
+    main()

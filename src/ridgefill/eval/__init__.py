@@ -1,0 +1,1 @@
+"""How far a fill departs from the exact model."""

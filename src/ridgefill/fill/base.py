@@ -1,0 +1,21 @@
+"""What every arm is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ridgefill.prefill import Prefix
+
+
+class Fill(Protocol):
+    """An arm: a frozen dataclass that writes the late layers of a prompt's prefix."""
+
+    @property
+    def name(self) -> str:
+        """The name users give it by."""
+        ...
+
+    def write(self, prefix: Prefix) -> None:
+        """Writes the prefix's part of every late layer's cache, in layer order."""
+        ...

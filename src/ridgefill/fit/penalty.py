@@ -1,0 +1,102 @@
+"""Choosing lambda_rel on held-out rows, by what the layers would write from predicted inputs (paper 2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgefill.fit.moments import Moments
+from ridgefill.fit.solve import Spectrum, in_basis
+from ridgefill.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """Held-out scores of one split.
+
+    Attributes:
+        ridge: lambda_rel -> layer -> cosine of what the layer writes.
+        identity: layer -> the same cosine for the identity fill.
+        explained: lambda_rel -> layer -> share of the input's variance that the map explains.
+        best: the lambda_rel with the largest mean cosine.
+    """
+
+    ridge: dict[float, dict[int, float]]
+    identity: dict[int, float]
+    explained: dict[float, dict[int, float]]
+    best: float
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the best penalty lies at an end of the grid, so that a wider grid may hold a better one."""
+        return len(self.ridge) > 1 and self.best in (min(self.ridge), max(self.ridge))
+
+    def mean(self, lambda_rel: float) -> float:
+        """Mean cosine over the layers."""
+        return sum(self.ridge[lambda_rel].values()) / len(self.ridge[lambda_rel])
+
+
+def choose_penalty(
+    decoder: Decoder,
+    moments: Moments,
+    spectrum: Spectrum,
+    split: int,
+    sample: dict[int, Tensor],
+    grid: Sequence[float],
+    on_layer: Callable[[], None] = lambda: None,
+) -> Heldout:
+    """Scores every lambda_rel of ``grid`` on held-out rows.
+
+    Predictions are made in the eigenbasis, in fp32: with Z = (X - x_bar) V computed once, a layer and a
+    penalty cost one [m, d] x [d, d] product.
+
+    Args:
+        sample: layer -> held-out rows [m, d] of its input, in the model's dtype.
+        on_layer: called after each layer.
+    """
+    ridge: dict[float, dict[int, float]] = {value: {} for value in grid}
+    explained: dict[float, dict[int, float]] = {value: {} for value in grid}
+    identity: dict[int, float] = {}
+    device = spectrum.vectors.device
+    x_mean = moments.centred(split, split).x_mean.to(device)
+    z = ((sample[split].to(device, torch.float64) - x_mean) @ spectrum.vectors).float()
+    for layer in range(split + 1, decoder.n_layers):
+        centred = moments.centred(split, layer)
+        basis = in_basis(spectrum, centred)
+        true = sample[layer].to(device)
+        written = write(decoder, layer, true)
+        identity[layer] = cosine(written, write(decoder, layer, sample[split]))
+        for value in grid:
+            folded = (basis * spectrum.shrinkage(value)).float()
+            predicted = z @ folded.T + centred.y_mean.to(device, torch.float32)
+            explained[value][layer] = explained_variance(true, predicted)
+            ridge[value][layer] = cosine(written, write(decoder, layer, predicted.to(true.dtype)))
+        on_layer()
+    return Heldout(ridge, identity, explained, _best(ridge))
+
+
+def write(decoder: Decoder, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys before rotary embedding and values that ``layer`` writes from x [m, d]; [m, H * D] each, fp32."""
+    keys, values = decoder.project(layer, x[None])
+    return tuple(t[0].transpose(0, 1).flatten(1).float() for t in (keys, values))  # type: ignore[return-value]
+
+
+def cosine(true: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    """Mean over rows of (cosine of the keys + cosine of the values) / 2."""
+    each = [torch.cosine_similarity(a, b, dim=-1) for a, b in zip(true, other, strict=True)]
+    return float(torch.stack(each).double().mean())
+
+
+def explained_variance(true: Tensor, predicted: Tensor) -> float:
+    """1 - |Y - Y^|^2 / |Y - mean Y|^2 over rows [m, d]."""
+    y = true.double()
+    spread = (y - y.mean(0)).square().sum()
+    return float(1 - (y - predicted.double()).square().sum() / spread) if spread > 0 else 0.0
+
+
+def _best(scores: dict[float, dict[int, float]]) -> float:
+    """The penalty of the largest mean score; of equals the larger, which overfits less."""
+    return max(scores, key=lambda value: (sum(scores[value].values()), value))

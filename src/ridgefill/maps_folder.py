@@ -1,0 +1,363 @@
+"""The maps folder: how maps lie on disk, and what is refused when they are read back.
+
+A folder holds ``ridgefill.json`` (the manifest) and one safetensors file a layer::
+
+    proj.L<l>.safetensors   proj.<l>.weight [d_out, d_in], .bias [d_out]                   fp32 or bf16
+    proj8.L<l>.safetensors  proj.<l>.codes [d_out, d_in], .scale [d_out, groups], .bias   int8: `fit.quantize`
+
+The manifest names every file with its sha256, and holds its own. Published folders of the same layout but
+with another manifest are read too; they carry no hashes, which is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ridgefill.errors import MapsFileError, OutputError, RidgeFillError, RidgeFillWarning, SettingError
+from ridgefill.files import sha256_file
+from ridgefill.fit.quantize import GROUP, dequantize_int8, quantize_int8
+from ridgefill.models.identity import ModelIdentity
+
+MANIFEST = "ridgefill.json"
+FORMAT = "ridgefill-maps"
+FORMAT_VERSION = 1
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}  # as loaded, by encoding
+
+_LAYER_FILE = re.compile(r"proj(8?)\.L(\d+)\.safetensors")
+_DAMAGED = "copy or download the folder again, or fit the maps anew"
+
+
+@dataclass(frozen=True)
+class FolderContent:
+    """What a maps folder says.
+
+    Attributes:
+        split: the split layer, S.
+        tensors: layer -> weight [d_out, d_in] and bias [d_out].
+        encoding: "fp32", "bf16" or "int8".
+        identity: of the model that the maps fit, or None.
+        provenance: how they were fitted; JSON-able.
+        content_hash: sha256 over the split and the files' sha256.
+    """
+
+    split: int
+    tensors: Mapping[int, tuple[Tensor, Tensor]]
+    encoding: str = "fp32"
+    identity: ModelIdentity | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    content_hash: str = ""
+
+
+def write_folder(folder: str | os.PathLike[str], content: FolderContent) -> Path:
+    """Writes a maps folder, whole or not at all.
+
+    An earlier maps folder of that name is replaced once the new one is complete; files in it that are no maps
+    (a README, a report) are kept.
+
+    Returns:
+        The folder's resolved path.
+
+    Raises:
+        OutputError: no space or permission, or the folder holds something else than maps.
+        SettingError: an unknown encoding, provenance that JSON cannot hold, or weights that int8 cannot.
+    """
+    if content.encoding not in DTYPES:
+        raise SettingError(
+            f"save maps as {content.encoding!r}",
+            "there is no such encoding",
+            f"use one of {', '.join(DTYPES)}",
+        )
+    asked = f"save maps to {folder}"
+    temporary: Path | None = None
+    try:
+        target = Path(folder).expanduser().resolve()
+        _refuse_foreign(asked, target)
+        temporary = _sibling(target)
+        temporary.mkdir(parents=True)
+        _write_files(temporary, content)
+        _keep_other_files(target, temporary)
+        _put_in_place(temporary, target)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+        why = getattr(error, "strerror", None) or str(error)
+        raise OutputError(asked, why, "free some space or choose another place, then save again") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def find_folder(source: str | os.PathLike[str]) -> Path:
+    """The maps folder at ``source``: itself, or the only one in it.
+
+    Raises:
+        MapsFileError: there is none, or there are several.
+    """
+    path = Path(source).expanduser()
+    asked = f"load maps from {source}"
+    fit = "name the folder that `ridgefill fit -o` wrote, or a hub name such as org/name"
+    try:
+        if not path.is_dir():
+            raise MapsFileError(asked, "there is no such folder", fit)
+        if (path / MANIFEST).is_file():
+            return path
+        children = sorted(child for child in path.iterdir() if (child / MANIFEST).is_file())
+    except OSError as error:
+        raise MapsFileError(asked, error.strerror or str(error), fit) from error
+    children = [child for child in children if not child.name.startswith(".")]  # a save in progress
+    if not children:
+        raise MapsFileError(asked, f"neither it nor a folder in it holds {MANIFEST}", fit)
+    if len(children) > 1:
+        names = ", ".join(child.name for child in children)
+        raise MapsFileError(
+            asked, f"it holds several maps folders: {names}", f"name one, such as {children[0]}"
+        )
+    return children[0]
+
+
+def read_folder(folder: Path) -> FolderContent:
+    """Reads a maps folder and checks every hash and shape it names.
+
+    Raises:
+        MapsFileError: a file is missing, truncated or altered, or the format is unknown.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("no object")
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, MANIFEST, f"cannot be read ({error})") from error
+    if manifest.get("format") != FORMAT:
+        return _read_published(folder, manifest)
+    _check_manifest(folder, manifest)
+    try:
+        return _read_own(folder, manifest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, RidgeFillError):
+            raise
+        raise _damaged(folder, MANIFEST, f"lacks something or names it wrongly ({error!r})") from error
+
+
+def content_sha256(split: int, files: Mapping[str, str]) -> str:
+    """sha256 over the split and every layer file's sha256: equal maps on disk, equal hash."""
+    return _json_sha256({"split": split, "files": dict(files)})
+
+
+def _write_files(folder: Path, content: FolderContent) -> None:
+    layers = []
+    for layer, (weight, bias) in sorted(content.tensors.items()):
+        name, tensors = _encoded(layer, weight.detach().cpu(), bias.detach().cpu(), content.encoding)
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        _flush(folder / name)
+        d_out, d_in = weight.shape
+        entry = {"layer": layer, "file": name, "d_in": d_in, "d_out": d_out}
+        layers.append({**entry, "sha256": sha256_file(folder / name)})
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "split": content.split,
+        "encoding": content.encoding,
+        "dtype": str(DTYPES[content.encoding]).removeprefix("torch."),
+        "group": GROUP if content.encoding == "int8" else None,
+        "lambda_rel": content.provenance.get("lambda_rel"),
+        "layers": layers,
+        "model": None if content.identity is None else content.identity.to_json(),
+        "provenance": content.provenance,
+    }
+    manifest = _jsonable(manifest)
+    manifest["manifest_sha256"] = _json_sha256(manifest)
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    _flush(folder / MANIFEST)
+
+
+def _encoded(layer: int, weight: Tensor, bias: Tensor, encoding: str) -> tuple[str, dict[str, Tensor]]:
+    """A layer's file name and tensors."""
+    dtype = DTYPES[encoding]
+    tensors = {f"proj.{layer}.bias": bias.to(dtype).contiguous()}
+    if encoding != "int8":
+        return f"proj.L{layer}.safetensors", {
+            **tensors,
+            f"proj.{layer}.weight": weight.to(dtype).contiguous(),
+        }
+    codes, scale = quantize_int8(weight)
+    tensors |= {f"proj.{layer}.codes": codes, f"proj.{layer}.scale": scale}
+    return f"proj8.L{layer}.safetensors", tensors
+
+
+def _read_own(folder: Path, manifest: dict[str, Any]) -> FolderContent:
+    tensors, hashes = {}, {}
+    for entry in manifest["layers"]:
+        name, layer = str(entry["file"]), int(entry["layer"])
+        if not _LAYER_FILE.fullmatch(name):  # also keeps the manifest from naming files elsewhere
+            raise ValueError(name)
+        hashes[name] = _hash(folder, name)
+        if hashes[name] != entry["sha256"]:
+            raise _damaged(folder, name, "is truncated or altered (its sha256 is not the manifest's)")
+        weight, bias = _load_layer(folder, name, layer, manifest["group"] or GROUP)
+        if tuple(weight.shape) != (entry["d_out"], entry["d_in"]):
+            raise _damaged(folder, name, f"has a map of shape {list(weight.shape)}, not the manifest's")
+        tensors[layer] = weight, bias
+    model = manifest["model"]
+    return FolderContent(
+        split=int(manifest["split"]),
+        tensors=tensors,
+        encoding=str(manifest["encoding"]),
+        identity=None if model is None else ModelIdentity.from_json(model),
+        provenance=dict(manifest["provenance"]),
+        content_hash=content_sha256(int(manifest["split"]), hashes),
+    )
+
+
+def _read_published(folder: Path, manifest: dict[str, Any]) -> FolderContent:
+    """A folder of the published layout, whose manifest's fields are not ours."""
+    names: dict[int, str] = {}
+    for path in sorted(folder.iterdir(), reverse=True):  # "proj.L" after "proj8.L": full precision wins
+        if match := _LAYER_FILE.fullmatch(path.name):
+            names[int(match[2])] = path.name
+    if not names:
+        raise MapsFileError(
+            f"load maps from {folder}",
+            f"{MANIFEST} is not in a known format, and there is no proj.L<layer>.safetensors beside it",
+            "name a folder that `ridgefill fit -o` wrote, or one of the published layout",
+        )
+    first = min(names)
+    stated = [v for k, v in manifest.items() if "split" in k.lower() and type(v) is int and 0 <= v <= first]
+    split = stated[0] if stated else first
+    tensors = {layer: _load_layer(folder, name, layer, GROUP) for layer, name in sorted(names.items())}
+    warnings.warn(
+        f"the maps in {folder} name no model and carry no hashes: whether they fit a model and are intact "
+        "cannot be checked",
+        RidgeFillWarning,
+        stacklevel=2,
+    )
+    encoding = "int8" if any(name.startswith("proj8") for name in names.values()) else "fp32"
+    if all(weight.dtype == torch.bfloat16 for weight, _ in tensors.values()):
+        encoding = "bf16"
+    hashes = {name: _hash(folder, name) for name in names.values()}
+    return FolderContent(split, tensors, encoding, content_hash=content_sha256(split, hashes))
+
+
+def _load_layer(folder: Path, name: str, layer: int, group: int) -> tuple[Tensor, Tensor]:
+    """weight [d_out, d_in] and bias [d_out]; int8 becomes fp32."""
+    try:
+        tensors = load_file(folder / name)
+        bias = tensors[f"proj.{layer}.bias"]
+        if (codes := tensors.get(f"proj.{layer}.codes")) is None:
+            weight = tensors[f"proj.{layer}.weight"]
+        else:
+            weight = dequantize_int8(codes, tensors[f"proj.{layer}.scale"], group)
+    except KeyError as error:
+        raise _damaged(folder, name, f"holds no tensor {error}") from error
+    except (OSError, SafetensorError, SettingError) as error:
+        raise _damaged(folder, name, f"cannot be read ({error})") from error
+    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+        shapes = f"{list(weight.shape)} and bias {list(bias.shape)}"
+        raise _damaged(folder, name, f"holds a weight of shape {shapes}, which is no affine map")
+    return weight, bias.to(weight.dtype)
+
+
+def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    version = manifest.get("format_version")
+    if version != FORMAT_VERSION:
+        raise MapsFileError(
+            f"load maps from {folder}",
+            f"their format version is {version!r}, and this ridgefill reads {FORMAT_VERSION}",
+            "install the ridgefill version that wrote them, or fit the maps again",
+        )
+    rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    if _json_sha256(rest) != manifest.get("manifest_sha256"):
+        raise _damaged(folder, MANIFEST, "was altered (its sha256 is not the one that it holds)")
+
+
+def _hash(folder: Path, name: str) -> str:
+    try:
+        return sha256_file(folder / name)
+    except FileNotFoundError as error:
+        raise _damaged(folder, name, "is missing") from error
+    except OSError as error:
+        raise _damaged(folder, name, f"cannot be read ({error.strerror})") from error
+
+
+def _damaged(folder: Path, name: str, why: str) -> MapsFileError:
+    return MapsFileError(f"load maps from {folder}", f"{name} {why}", _DAMAGED)
+
+
+def _refuse_foreign(asked: str, target: Path) -> None:
+    if target.is_dir() and ((target / MANIFEST).is_file() or not any(target.iterdir())):
+        return
+    if target.exists():
+        what = "that folder holds other files" if target.is_dir() else "there is a file of that name"
+        raise OutputError(
+            asked, f"{what}, and would be lost", "name a new or empty folder, or an earlier maps folder"
+        )
+
+
+def _keep_other_files(old: Path, new: Path) -> None:
+    for path in old.iterdir() if old.is_dir() else ():
+        if path.name == MANIFEST or _LAYER_FILE.fullmatch(path.name):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, new / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, new / path.name, follow_symlinks=False)
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(new, target)
+        return
+    old = _sibling(target)
+    os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sibling(target: Path) -> Path:
+    return target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _json_sha256(obj: Any) -> str:
+    text = json.dumps(obj, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _jsonable(value: Any, where: str = "manifest") -> Any:
+    """``value`` as JSON gives it back: lists, string keys, None for what is not finite."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item, where) for item in value]
+    raise SettingError(
+        f"save {where} with the maps",
+        f"JSON cannot hold a {type(value).__name__}",
+        "give plain numbers and text",
+    )

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ridgefill.fit.moments import Moments, product_elements
+from ridgefill.fit.solve import Spectrum, in_basis, ridge
+
+CPU = torch.device("cpu")
+D, L, SPLITS = 12, 6, (1, 3)
+
+
+def states(seed=0, windows=4, dtype=torch.float32):
+    """windows x layers of [m, D]: correlated, far from zero, one dimension a hundred times larger."""
+    g = torch.Generator().manual_seed(seed)
+    scale = torch.ones(D)
+    scale[2] = 100
+    out = []
+    for n in range(windows):
+        h = torch.randn(30 + n, D, generator=g) * scale + 5 * scale
+        layers = []
+        for _ in range(L):
+            h = h + 0.3 * torch.tanh(h @ torch.randn(D, D, generator=g) / 10) * scale
+            layers.append(h.to(dtype))
+        out.append(layers)
+    return out
+
+
+def moments_of(data, splits=SPLITS):
+    moments = Moments(splits, L, dict.fromkeys(range(L), CPU))
+    for window in data:
+        for layer in moments.layers:
+            assert moments.add(layer, window[layer])
+    return moments
+
+
+def stacked(data, layer):
+    return torch.cat([w[layer] for w in data]).double()
+
+
+def direct(x, y, lambda_rel):
+    """The normal equations on the states themselves."""
+    xc, yc = x - x.mean(0), y - y.mean(0)
+    gram = xc.T @ xc
+    penalised = gram + lambda_rel * gram.trace() / D * torch.eye(D, dtype=torch.float64)
+    weight = torch.linalg.solve(penalised, xc.T @ yc).T
+    return weight, y.mean(0) - weight @ x.mean(0)
+
+
+def fitted(moments, split, layer, lambda_rel):
+    spectrum = Spectrum.of(moments.centred(split, split).cross)
+    return ridge(spectrum, moments.centred(split, layer), lambda_rel)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_equal_stacked_states(dtype):
+    data = states(dtype=dtype)
+    moments = moments_of(data)
+    assert moments.rows == len(stacked(data, 0))
+    for split in SPLITS:
+        x = stacked(data, split)
+        for layer in range(split, L):
+            y = stacked(data, layer)
+            found = moments.centred(split, layer)
+            expected = (y - y.mean(0)).T @ (x - x.mean(0))
+            torch.testing.assert_close(found.cross, expected, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(found.y_mean, y.mean(0), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(found.x_mean, x.mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_a_huge_mean_costs_no_digits():
+    data = [[h.double() + 1e6 for h in window] for window in states()]
+    x, y = stacked(data, 1), stacked(data, 4)
+    found = moments_of(data).centred(1, 4).cross
+    expected = (y - y.mean(0)).T @ (x - x.mean(0))
+    assert (found - expected).norm() / expected.norm() < 1e-12
+
+
+@pytest.mark.parametrize("lambda_rel", [1e-4, 1e-2, 0.3, 1.0, 30.0])
+@pytest.mark.parametrize(("split", "layer"), [(1, 2), (1, 5), (3, 4)])
+def test_ridge_equals_direct_solution(split, layer, lambda_rel):
+    data = states()
+    weight, bias = fitted(moments_of(data), split, layer, lambda_rel)
+    expected = direct(stacked(data, split), stacked(data, layer), lambda_rel)
+    torch.testing.assert_close(weight, expected[0], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(bias, expected[1], rtol=1e-8, atol=1e-7)
+
+
+def test_no_penalty_is_least_squares():
+    data = states()
+    x, y = stacked(data, 1), stacked(data, 5)
+    solution = torch.linalg.lstsq(torch.cat([x, torch.ones(len(x), 1)], 1), y).solution
+    weight, bias = fitted(moments_of(data), 1, 5, 0.0)
+    torch.testing.assert_close(weight, solution[:-1].T, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(bias, solution[-1], rtol=1e-6, atol=1e-6)
+
+
+def test_large_penalty_predicts_the_mean():
+    data = states()
+    weight, bias = fitted(moments_of(data), 1, 5, 1e12)
+    y = stacked(data, 5)
+    torch.testing.assert_close(
+        stacked(data, 1) @ weight.T + bias, y.mean(0).expand_as(y), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_a_linear_layer_is_recovered():
+    g = torch.Generator().manual_seed(3)
+    a, b = (
+        torch.randn(D, D, generator=g, dtype=torch.float64),
+        torch.randn(D, generator=g, dtype=torch.float64),
+    )
+    data = states(dtype=torch.float64)
+    for window in data:
+        window[4] = window[1] @ a.T + b
+    weight, bias = fitted(moments_of(data), 1, 4, 1e-13)
+    torch.testing.assert_close(weight, a, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(bias, b, rtol=1e-4, atol=1e-4)
+
+
+def test_directions_that_no_state_spans_stay_zero():
+    data = states(windows=1)
+    for window in data:
+        for layer in range(L):
+            window[layer][:, 5] = window[layer][:, 4]  # one direction is missing
+    weight, bias = fitted(moments_of(data), 1, 2, 0.0)
+    x, y = stacked(data, 1), stacked(data, 2)
+    residual = y - (x @ weight.T + bias)
+    best = torch.linalg.lstsq(torch.cat([x, torch.ones(len(x), 1)], 1), y, driver="gelsd").solution
+    least = y - torch.cat([x, torch.ones(len(x), 1)], 1) @ best
+    assert torch.isfinite(weight).all()
+    assert residual.square().sum() <= least.square().sum() * (1 + 1e-6) + 1e-9
+    torch.testing.assert_close(weight[:, 4], weight[:, 5])
+
+
+def test_eigenbasis_product_is_the_map():
+    moments = moments_of(states())
+    spectrum = Spectrum.of(moments.centred(1, 1).cross)
+    centred = moments.centred(1, 4)
+    with_basis = ridge(spectrum, centred, 0.03, in_basis(spectrum, centred))
+    torch.testing.assert_close(with_basis, ridge(spectrum, centred, 0.03))
+
+
+def test_one_pass_serves_every_split():
+    data = states()
+    both, alone = moments_of(data), moments_of(data, (3,))
+    torch.testing.assert_close(both.centred(3, 5).cross, alone.centred(3, 5).cross, rtol=1e-10, atol=1e-9)
+
+
+def test_restored_moments_go_on_bit_for_bit():
+    data = states()
+    whole = moments_of(data)
+    half = moments_of(data[:2])
+    again = Moments(SPLITS, L, dict.fromkeys(range(L), CPU))
+    again.restore({k: v.clone() for k, v in half.tensors().items()}, half.rows)
+    for window in data[2:]:
+        for layer in again.layers:
+            again.add(layer, window[layer])
+    assert again.rows == whole.rows
+    assert all(torch.equal(v, again.tensors()[k]) for k, v in whole.tensors().items())
+    with pytest.raises(KeyError):
+        again.restore({}, 0)
+
+
+def test_not_finite_is_reported():
+    data = states()
+    data[0][2][3, 4] = float("nan")
+    moments = Moments(SPLITS, L, dict.fromkeys(range(L), CPU))
+    assert [moments.add(layer, data[0][layer]) for layer in moments.layers][:2] == [True, False]
+
+
+def test_size_is_what_is_held():
+    moments = moments_of(states())
+    assert product_elements(SPLITS, L, D) == sum(t.numel() for t in moments.tensors().values())
