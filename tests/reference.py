@@ -7,7 +7,7 @@ rotary embeddings, masks and windows are the stock model's own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ N_LAYERS, WIDTH = 6, 64
 SPLITS = (1, 3, 5)  # the first that is allowed, the middle, the last layer
 N, TAIL, LEADING = 100, 24, 16  # longer than the windows of 32
 PAD = 256
-# Every family; those whose windows are a setting also with windows; and attention that needs a float mask.
+# Every family; those whose windows are a setting also with windows; and a float mask without Gemma 2's soft cap.
 CASES: dict[str, dict[str, Any]] = {
     **{family: {"family": family} for family in FAMILIES},
     "mistral-window": {"family": "mistral", "sliding_window": 32},
@@ -34,9 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 32,
         "max_window_layers": 3,
     },
-    "gemma2-eager": {"family": "gemma2", "attn_implementation": "eager"},
+    "gemma3-eager": {"family": "gemma3_text", "attn_implementation": "eager"},
 }
-WINDOWS = ("gemma2", "gemma3_text", "mistral-window", "qwen2-window", "gemma2-eager")
+WINDOWS = ("gemma2", "gemma3_text", "mistral-window", "qwen2-window", "gemma3-eager")
 
 
 @functools.cache
@@ -88,7 +88,9 @@ def generate(model: Any, ids: Tensor, new: int = 6, **settings: Any) -> tuple[Te
     settings = {"do_sample": False, "eos_token_id": None, **settings}
     if settings.get("attention_mask") is None:
         settings["attention_mask"] = torch.ones_like(ids)
-    out = model.generate(ids, max_new_tokens=new, output_logits=True, return_dict_in_generate=True, **settings)
+    out = model.generate(
+        ids, max_new_tokens=new, output_logits=True, return_dict_in_generate=True, **settings
+    )
     return out.sequences, torch.stack(out.logits, 1)
 
 
@@ -159,6 +161,29 @@ def reference_logits(
         return h if i == split else h @ maps.maps[i].weight.T + maps.maps[i].bias
 
     return logits_with_inputs(model, ids, filled, split, affine)
+
+
+def assert_same_cache(ours: Any, stock: Any) -> None:
+    """Every layer's keys and values are equal bit for bit."""
+    assert ours.get_seq_length() == stock.get_seq_length()
+    for i, (a, b) in enumerate(zip(ours.layers, stock.layers, strict=True)):
+        assert type(a) is type(b)
+        assert a.get_seq_length() == b.get_seq_length(), i
+        assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values), i
+
+
+def close(ours: Tensor, theirs: Tensor, atol: float = 3e-5) -> None:
+    """Equal to rounding; logits here are of size 1."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=atol)
+
+
+def padded(lengths: Sequence[int], seed: int = 5) -> tuple[Tensor, Tensor]:
+    """Left-padded prompts [B, max] of these lengths, and their mask."""
+    longest = max(lengths)
+    ids, mask = prompt(longest, len(lengths), seed), torch.ones(len(lengths), longest, dtype=torch.long)
+    for b, n in enumerate(lengths):
+        ids[b, : longest - n], mask[b, : longest - n] = PAD, 0
+    return ids, mask
 
 
 def hooks_of(model: Any) -> int:

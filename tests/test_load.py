@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import logging as chatter
 
 from ridgefill.errors import OutputError, SettingError, UnsupportedModelError
-from ridgefill.gguf_file import converted_folder, read_gguf_header
+from ridgefill.gguf_file import converted_folder, read_architecture
 from ridgefill.load import load_config, load_model
 from ridgefill.quiet import ModelFileError
 from tests import gguf_maker
@@ -202,12 +202,12 @@ def test_gguf_of_another_architecture(tmp_path):
         load_model(tmp_path / "x.gguf")
 
 
-@pytest.mark.parametrize("kept", [0, 3, 20, 120])
+@pytest.mark.parametrize("kept", [0, 3, 20, 60])
 def test_gguf_cut_in_its_header(tmp_path, kept):
     gguf_maker.write(tmp_path / "x.gguf")
     (tmp_path / "x.gguf").write_bytes((tmp_path / "x.gguf").read_bytes()[:kept])
     with pytest.raises(ModelFileError, match=r"cut off|not a GGUF"):
-        read_gguf_header(tmp_path / "x.gguf")
+        read_architecture(tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.99])

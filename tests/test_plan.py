@@ -41,7 +41,8 @@ def test_pop_is_published(layers, split):  # 22 of 32 and 24 of 36 are the paper
 
 
 @pytest.mark.parametrize(
-    ("split", "layers", "layer"), [(0.5, 6, 3), (0.7, 90, 63), (0.3, 10, 3), (0.29, 100, 29), (5, 6, 5), (1, 6, 1)]
+    ("split", "layers", "layer"),
+    [(0.5, 6, 3), (0.7, 90, 63), (0.3, 10, 3), (0.29, 100, 29), (5, 6, 5), (1, 6, 1)],
 )
 def test_split_as_layer_or_depth(split, layers, layer):
     assert layer_of(split, layers) == layer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import (
@@ -25,16 +27,19 @@ from ridgefill.prefill import prefill
 from .reference import (
     CASES,
     LEADING,
-    N,
     N_LAYERS,
-    PAD,
     SPLITS,
     TAIL,
     WINDOWS,
+    N,
+    assert_same_cache,
+    close,
     filled_rows,
     generate,
     hooks_of,
+    logits_with_inputs,
     model_of,
+    padded,
     prompt,
     random_maps,
     reference_logits,
@@ -44,18 +49,6 @@ from .tiny import tiny_model
 
 M = N - TAIL
 each_case = pytest.mark.parametrize("case", CASES)
-
-
-def assert_same_cache(ours, stock):
-    assert ours.get_seq_length() == stock.get_seq_length()
-    for i, (a, b) in enumerate(zip(ours.layers, stock.layers, strict=True)):
-        assert type(a) is type(b)
-        assert a.get_seq_length() == b.get_seq_length(), i
-        assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values), i
-
-
-def close(ours, theirs, atol=3e-5):
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=atol)
 
 
 # (a), (b): bit for bit
@@ -192,8 +185,6 @@ def test_maps_for_the_split_layer_are_used():
     own = RidgeMaps(3, {i: maps.maps[i] for i in (3, 4, 5)}, identity=maps.identity)
     cache = prefill(model, ids, own, tail=TAIL)
     tokens, logits = generate(model, ids, 1, **cache_kwarg(cache))
-    from .reference import logits_with_inputs
-
     expected = logits_with_inputs(
         model, tokens[0, :-1], filled_rows(N, N), 3, lambda i, h: h @ own.maps[i].weight.T + own.maps[i].bias
     )
@@ -201,15 +192,6 @@ def test_maps_for_the_split_layer_are_used():
 
 
 # batches
-
-
-def padded(lengths, seed=5):
-    """Left-padded prompts [B, max] of these lengths, and their mask."""
-    longest = max(lengths)
-    ids, mask = prompt(longest, len(lengths), seed), torch.ones(len(lengths), longest, dtype=torch.long)
-    for b, n in enumerate(lengths):
-        ids[b, : longest - n], mask[b, : longest - n] = PAD, 0
-    return ids, mask
 
 
 @each_case
@@ -235,6 +217,15 @@ def test_each_row_of_a_padded_batch_is_as_alone(case, fill):
         alone_tokens, alone_logits = generate(model, ids[b : b + 1, N - n :], **cache_kwarg(alone))
         assert torch.equal(alone_tokens[0], tokens[b, N - n :])
         close(alone_logits[0], logits[b])
+
+
+def test_a_copy_of_a_filled_cache_serves_another_continuation():
+    model, ids = model_of("gemma3_text"), prompt()
+    cache = prefill(model, ids, fill="identity", split=3, tail=TAIL)
+    other = torch.cat([ids[:, :M], prompt(TAIL, seed=9)], 1)
+    found = [generate(model, i, **cache_kwarg(copy.deepcopy(cache)))[1] for i in (ids, other, ids)]
+    assert cache.get_seq_length() == M
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
 
 
 def test_a_mask_of_ones_is_no_mask():
@@ -314,7 +305,12 @@ def test_a_prompt_longer_than_the_context():
 def test_masks_that_cannot_be_filled(mask, words):
     with pytest.raises(PromptError, match=words):
         prefill(
-            model_of("llama"), prompt(), fill="identity", split=3, tail=TAIL, attention_mask=torch.tensor([mask])
+            model_of("llama"),
+            prompt(),
+            fill="identity",
+            split=3,
+            tail=TAIL,
+            attention_mask=torch.tensor([mask]),
         )
 
 
@@ -324,7 +320,9 @@ def gpt2():
 
 def phi():
     return PhiForCausalLM(
-        PhiConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=320)
+        PhiConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=320
+        )
     )
 
 
@@ -341,8 +339,8 @@ def headless(kind):
     [
         (gpt2, r"GPT2LMHeadModel \(model_type 'gpt2'\): this architecture is not supported.*llama, mistral"),
         (phi, r"PhiForCausalLM \(model_type 'phi'\)"),
-        (lambda: headless(LlamaModel), r"LlamaModel .*ForCausalLM"),
-        (lambda: headless(LlamaForSequenceClassification), r"LlamaForSequenceClassification .*ForCausalLM"),
+        (lambda: headless(LlamaModel), r"LlamaModel.*ForCausalLM"),
+        (lambda: headless(LlamaForSequenceClassification), r"LlamaForSequenceClassification.*ForCausalLM"),
     ],
 )
 def test_other_models_are_refused_by_name(make, words):

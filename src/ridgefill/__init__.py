@@ -76,13 +76,12 @@ def __getattr__(name: str) -> Any:
 class _Package(ModuleType):
     """Keeps ``ridgefill.fit`` and ``ridgefill.prefill`` functions, whatever was imported first.
 
-    Importing a submodule binds it in the package, over the function of the same name; here the function wins.
+    Importing a submodule binds it in the package under its name; here that name is left to ``__getattr__``.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and _HOME.get(name) == name:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
+        if not (isinstance(value, ModuleType) and _HOME.get(name) == name):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -85,7 +85,7 @@ _CODE_BYTES = (4_000, 130_000)
 _CODE_FILES = 150
 _DOC_CHARACTERS = 1_500
 _DOCSTRING = re.compile(
-    r'\A(?:[ \t]*(?:#.*)?\n)*[rR]?"""(.*?)"""', re.DOTALL
+    r'\A(?:[ \t]*(?:#[^\n]*)?\n)*[rR]?"""(.*?)"""', re.DOTALL
 )  # a module's; parsing all is slow
 
 

@@ -5,10 +5,10 @@ Reading one through transformers takes 20 to 60 seconds, the folder of float32 s
 
 from __future__ import annotations
 
+import json
 import logging
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,24 +26,12 @@ from ridgefill.quiet import ModelFileError, clear, quiet, refuse_incomplete
 
 _log = logging.getLogger(__name__)
 
+_SOURCE = "ridgefill_source.json"
 ARCHITECTURES = {family.removesuffix("_text") for family in FAMILIES}  # GGUF files hold text models only
 
 
-@dataclass(frozen=True)
-class GgufHeader:
-    """What the first kilobytes of a GGUF file say.
-
-    Attributes:
-        architecture: llama.cpp's name of the model family.
-        quantization: such as "Q4_1"; None where the file does not say.
-    """
-
-    architecture: str
-    quantization: str | None
-
-
-def read_gguf_header(path: str | Path) -> GgufHeader:
-    """Architecture and quantization from the first bytes of a GGUF file, without reading the rest.
+def read_architecture(path: str | Path) -> str:
+    """llama.cpp's name of a GGUF file's model family, from the file's first bytes.
 
     Raises:
         ModelFileError: not a GGUF file, a version this cannot read, or cut off within its header.
@@ -53,21 +41,28 @@ def read_gguf_header(path: str | Path) -> GgufHeader:
     asked = f"load {path.name}"
     try:
         with path.open("rb") as file:
-            fields = _header_fields(file, asked)
+            architecture = _architecture(file, asked)
     except (struct.error, ValueError) as error:  # ValueError: no such kind of value, or no UTF-8
         raise ModelFileError(
             asked, "the GGUF header is cut off or damaged", "fetch the file again"
         ) from error
     except OSError as error:
         raise ModelFileError(asked, error.strerror or str(error), "name a file that can be read") from error
-    architecture = str(fields.get("general.architecture", "none named"))
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"fill {path.name} (GGUF architecture {architecture!r})",
             "this architecture is not supported",
             f"use one of {', '.join(sorted(ARCHITECTURES))}",
         )
-    return GgufHeader(architecture, _quantization(fields.get("general.file_type")))
+    return architecture
+
+
+def quantization(folder: str | Path) -> str | None:
+    """The kind of GGUF file ("Q4_1") that a model folder was converted from; None for any other folder."""
+    try:
+        return json.loads((Path(folder) / _SOURCE).read_text(encoding="utf-8")).get("quantization")
+    except FileNotFoundError:
+        return None
 
 
 def is_converted(path: str | Path) -> bool:
@@ -95,10 +90,10 @@ _SCALARS = {
 }
 
 
-def _header_fields(file: BinaryIO, asked: str) -> dict[str, Any]:
-    """The general fields, read in file order up to the tokenizer's long tables.
+def _architecture(file: BinaryIO, asked: str) -> str:
+    """The value of general.architecture, which stands first in every file that llama.cpp writes.
 
-    The gguf library's own reader walks every token and tensor, which takes seconds; they are not needed here.
+    The gguf library's own reader walks every token and tensor, which takes seconds.
     """
     if file.read(4) != b"GGUF":
         raise ModelFileError(asked, "it is not a GGUF file", "name a .gguf file or a model folder")
@@ -109,13 +104,12 @@ def _header_fields(file: BinaryIO, asked: str) -> dict[str, Any]:
             f"GGUF version {version} cannot be read",
             "convert the model again with a current llama.cpp",
         )
-    fields: dict[str, Any] = {}
     for _ in range(n_fields):
         key = _string(file)
-        if key.startswith("tokenizer."):
-            break
-        fields[key] = _value(file, *_unpack(file, "<I"))
-    return fields
+        value = _value(file, *_unpack(file, "<I"))
+        if key == "general.architecture":
+            return str(value)
+    return "none named"
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
@@ -145,10 +139,11 @@ def _exactly(file: BinaryIO, n: int) -> bytes:
     return data
 
 
-def _quantization(file_type: Any) -> str | None:
+def _quantization(reader: Any) -> str | None:
+    field = reader.fields.get("general.file_type")
     try:
-        return gguf.LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    except ValueError:
+        return gguf.LlamaFileType(field.contents()).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except (AttributeError, ValueError):  # not said, or a kind newer than the library
         return None
 
 
@@ -203,7 +198,7 @@ def _convert(path: Path, reader: Any, folder: Path) -> None:
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    write_json(folder / "ridgefill_source.json", {"file": path.name, "tensors": len(reader.tensors)})
+    write_json(folder / _SOURCE, {"file": path.name, "quantization": _quantization(reader)})
 
 
 def _refuse_lost_tensors(path: Path, reader: Any, model: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ridgefill.errors import SettingError
-from ridgefill.gguf_file import convert_once, read_gguf_header
+from ridgefill.gguf_file import convert_once, quantization, read_architecture
 from ridgefill.models.decoder import refuse_unsupported
 from ridgefill.quiet import ModelFileError, clear, quiet, refuse_incomplete
 
@@ -52,7 +52,7 @@ def load_model(
     """
     device_map = _device_map(device)
     torch_dtype = _dtype(dtype, on_cpu=device_map == {"": "cpu"})
-    source, label, quantization = _locate(name)
+    source, label = _locate(name)
     config = _read_config(source, label, revision)
     with quiet(bars=not Path(source).is_dir()), clear(f"load {label}"):
         tokenizer = _read_tokenizer(source, label, revision)
@@ -69,7 +69,7 @@ def load_model(
     model, info = both
     refuse_incomplete(info, label)
     model.config._name_or_path = model.name_or_path = label
-    model.config.ridgefill_quantization = quantization
+    model.config.ridgefill_quantization = quantization(source)
     return model.eval(), tokenizer
 
 
@@ -81,9 +81,9 @@ def load_config(name: str | Path, *, revision: str | None = None) -> Any:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        source, label, _ = _locate(name)
+        source, label = _locate(name)
         return _read_config(source, label, revision)
-    read_gguf_header(path)
+    read_architecture(path)
     with quiet(), clear(f"read {path.name}", "it is probably truncated; fetch it again"):
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
     refuse_unsupported(config, path.name)
@@ -91,8 +91,8 @@ def load_config(name: str | Path, *, revision: str | None = None) -> Any:
     return config
 
 
-def _locate(name: str | Path) -> tuple[str, str, str | None]:
-    """(what transformers loads from, the model's name for people, the GGUF quantization)."""
+def _locate(name: str | Path) -> tuple[str, str]:
+    """(what transformers loads from, the model's name for people)."""
     text, path = str(name), Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -101,17 +101,17 @@ def _locate(name: str | Path) -> tuple[str, str, str | None]:
                 "it holds no config.json",
                 "name the folder that a model was saved to",
             )
-        return str(path), path.resolve().name, None
+        return str(path), path.resolve().name
     if path.is_file():
-        header = read_gguf_header(path)
-        return str(convert_once(path)), path.stem, header.quantization
+        read_architecture(path)
+        return str(convert_once(path)), path.stem
     if path.suffix == ".gguf" or not _HUB_NAME.fullmatch(text):
         raise ModelFileError(
             f"load {text}",
             "there is no such file or folder, and it is not the name of a hub model",
             "name a model folder, a GGUF file, or a hub model as OWNER/NAME",
         )
-    return text, text, None
+    return text, text
 
 
 def _read_config(source: str, label: str, revision: str | None) -> Any:

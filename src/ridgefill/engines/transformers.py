@@ -7,10 +7,12 @@ correctly runs exactly, and `Filling.stats` and the log say why.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
@@ -34,6 +36,7 @@ log = logging.getLogger("ridgefill")
 # Below this many fillable rows two passes over the weights cost more than they save, until `ridgefill check` has
 # measured the real figure on the machine.
 UNMEASURED_BREAK_EVEN = 256
+_PER_ROW_OUTPUTS = ("output_hidden_states", "output_attentions")
 
 
 class Filling:
@@ -51,8 +54,8 @@ class Filling:
         self._handles: list[Any] = []
         self._tail_began: float | None = None
         self._said: set[str] = set()
-        # The no-fill arm hides rows by the stock mask, so it needs one.
-        fast = plan.fill.name != "none" and tail_attention.usable(model)
+        # The no-fill arm needs the stock mask, to hide rows in it; exact and true promise the stock model's bits.
+        fast = plan.fill.name not in ("none", "exact", "true") and tail_attention.usable(model)
         self._tail_attention = tail_attention.TailAttention(model) if fast else None
 
     def __enter__(self) -> Filling:
@@ -76,32 +79,38 @@ class Filling:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.decoder.model._ridgefill = None
+        del self.decoder.model._ridgefill
 
     def _before(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        ids: Any = kwargs.get("input_ids", args[0] if args else None)
-        self._tail_began = None
-        if ids is not None and ids.shape[1] == 1:
-            return None  # a decoding step: exact, as it comes
+        if args:
+            kwargs = dict(zip(inspect.signature(model.forward).parameters, args, strict=False)) | kwargs
+        ids: Any = kwargs.get("input_ids")
         cache = take_cache(kwargs)
+        past = 0 if cache is None else cache.get_seq_length()
+        self._tail_began = None
+        if ids is not None and ids.shape[1] == 1 and past > 0:
+            return None  # a decoding step: exact, as it comes
         reason = self._why_exact(ids, cache, kwargs)
         if reason is None:
-            past = 0 if cache is None else cache.get_seq_length()
             try:
                 mask, positions = check_prompt(ids, kwargs.get("attention_mask"), past, model.config)
             except PromptError as error:
                 reason = f"{error.asked}: {error.why}"
+            else:
+                if not _as_counted(kwargs.get("position_ids"), positions, mask):
+                    reason = "its position_ids are not those that the mask counts"
         if reason is not None:
-            self._run_exactly(ids, reason)
+            self._run_exactly(ids, kwargs.get("attention_mask"), reason)
             return None
         cache = new_cache(model) if cache is None else cache
-        kwargs = {**kwargs, "input_ids": ids, "use_cache": True, CACHE_ARG: cache}
+        kwargs.pop("past_key_values", None)  # the older name, if that is how the cache came
+        kwargs |= {"use_cache": True, CACHE_ARG: cache}
         self._fill(ids, mask, positions, cache)
         tail = self.plan.tail
         kwargs["input_ids"] = ids[:, -tail:]
         kwargs["position_ids"] = positions[:, -tail:]
         self._tail_began = time.perf_counter()
-        if self._tail_attention is not None:
+        if self._tail_attention is not None and not torch.is_grad_enabled():  # its merge has no gradient
             self._tail_attention.on()
         return (), kwargs
 
@@ -132,7 +141,8 @@ class Filling:
             return "the model is in training mode"
         if kwargs.get("labels") is not None or not _last_logit_only(kwargs.get("logits_to_keep", 0)):
             return "logits of prompt tokens were asked for, and filled rows have none"
-        if kwargs.get("output_hidden_states") or kwargs.get("output_attentions"):
+        asked = (kwargs.get(k, getattr(self.decoder.config, k, False)) for k in _PER_ROW_OUTPUTS)
+        if any(asked):
             return "hidden states or attentions of prompt rows were asked for, and filled rows have none"
         if kwargs.get("use_cache") is False:
             return "the cache is off (use_cache=False)"
@@ -147,8 +157,10 @@ class Filling:
             return f"a prompt shorter than {self.min_tokens} tokens does not pay"
         return None
 
-    def _run_exactly(self, ids: Tensor | None, reason: str) -> None:
-        self.stats = PrefillStats(reason=reason) if ids is None else exact_stats(ids, None, reason)
+    def _run_exactly(self, ids: Tensor | None, mask: Any, reason: str) -> None:
+        if not (isinstance(mask, Tensor) and mask.ndim == 2):
+            mask = None
+        self.stats = PrefillStats(reason=reason) if ids is None else exact_stats(ids, mask, reason)
         expected = reason.endswith("does not pay")
         if reason not in self._said:
             log.log(logging.INFO if expected else logging.WARNING, "this prompt runs exactly: %s", reason)
@@ -198,3 +210,13 @@ def filling(
 
 def _last_logit_only(logits_to_keep: Any) -> bool:
     return isinstance(logits_to_keep, int) and logits_to_keep == 1
+
+
+def _as_counted(given: Tensor | None, counted: Tensor, mask: Tensor | None) -> bool:
+    """Whether position_ids [B, n], if given, are ``counted`` [B, n] on every real token."""
+    if given is None:
+        return True
+    if given.shape[-1] != counted.shape[1]:
+        return False
+    other = given.to(counted.device) != counted
+    return not bool((other if mask is None else other & mask[:, -counted.shape[1] :].bool()).any())

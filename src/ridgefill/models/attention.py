@@ -48,8 +48,3 @@ def append(cache_layer: Any, keys: Tensor, values: Tensor, rows: int) -> None:
     cache_layer.update(keys, values)
     if hasattr(cache_layer, "cumulative_length"):
         cache_layer.cumulative_length += rows - keys.shape[-2]
-
-
-def window(layer: Any) -> int | None:
-    """Sliding-window size in rows, or None for full attention."""
-    return getattr(layer.self_attn, "sliding_window", None)

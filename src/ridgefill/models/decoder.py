@@ -54,7 +54,8 @@ class Decoder:
     """
 
     def __init__(self, model: Any) -> None:
-        refuse_unsupported(model.config, type(model).__name__)
+        if hasattr(model, "config"):
+            refuse_unsupported(model.config, type(model).__name__)
         if not (hasattr(model, "lm_head") and hasattr(getattr(model, "model", None), "layers")):
             raise UnsupportedModelError(
                 f"fill {type(model).__name__}",
@@ -63,6 +64,7 @@ class Decoder:
             )
         self.model, self.base, self.config = model, model.model, model.config
         self.layers = self.base.layers[: self.config.num_hidden_layers]
+        self._kinds = new_cache(model).layers  # the one place where every family says what a layer keeps
 
     @property
     def n_layers(self) -> int:
@@ -121,7 +123,7 @@ class Decoder:
 
     def window(self, i: int) -> int | None:
         """Layer i's sliding window in rows, or None for full attention."""
-        return attention.window(self.layers[i])
+        return getattr(self._kinds[i], "sliding_window", None)
 
     def device(self, i: int) -> torch.device:
         """Where layer i computes (an offloaded layer's execution device)."""

@@ -1,0 +1,129 @@
+"""The tail's loss: the exact arm's is the stock model's, and a fill with the true map loses nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from ridgefill.errors import PromptError
+from ridgefill.eval import loss
+from ridgefill.eval.loss import TailLoss, compare, tail_nll
+from ridgefill.fill import Exact, Identity, NoFill, Ridge, TrueInputs
+from ridgefill.maps import AffineMap, RidgeMaps
+from ridgefill.models.decoder import Decoder
+from ridgefill.plan import FillPlan
+
+from ..reference import (
+    CASES,
+    LEADING,
+    TAIL,
+    WIDTH,
+    N,
+    filled_rows,
+    hooks_of,
+    model_of,
+    prompt,
+    random_maps,
+    reference_logits,
+)
+from ..tiny import tiny_model
+
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+def nats(logits, ids, tail=TAIL):
+    """Of the tail's tokens but the first, from logits [n, V] of ids [n]."""
+    return cross_entropy(logits[-tail:-1].float(), ids[-tail + 1 :], reduction="none")
+
+
+@each_case
+@pytest.mark.parametrize("arm", [Exact(), TrueInputs()], ids=["exact", "true"])
+@torch.no_grad()
+def test_exact_is_the_stock_cross_entropy(case, arm):
+    model, ids = model_of(case), prompt()
+    found = tail_nll(Decoder(model), FillPlan(arm, 3, TAIL, LEADING), ids)
+    assert found.shape == (TAIL - 1,) and found.dtype == torch.float32
+    torch.testing.assert_close(found, nats(model(ids).logits[0], ids[0]), rtol=1e-5, atol=1e-5)
+
+
+@each_case
+@pytest.mark.parametrize("fill", ["ridge", "identity", "none"])
+def test_fills_are_those_of_the_slow_reference(case, fill):
+    model, ids = model_of(case), prompt()
+    maps = random_maps(model, 3)
+    arm = {"ridge": Ridge(maps), "identity": Identity(), "none": NoFill()}[fill]
+    found = tail_nll(Decoder(model), FillPlan(arm, 3, TAIL, LEADING), ids)
+    expected = reference_logits(model, ids[0], filled_rows(N, N), 3, fill, maps)
+    torch.testing.assert_close(found, nats(expected, ids[0]), rtol=1e-5, atol=1e-5)
+    assert hooks_of(model) == 0
+
+
+@torch.no_grad()
+def test_a_ridge_fill_with_the_true_affine_map_loses_nothing():
+    """Late layers that add a constant to every row: their inputs are affine in the split state, by A = I."""
+    model, ids = tiny_model("llama", mlp_bias=True), prompt()
+    added = torch.zeros(WIDTH)
+    maps = {}
+    for i, layer in enumerate(model.model.layers):
+        if i >= 3:
+            maps[i] = AffineMap(torch.eye(WIDTH), added.clone())
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+            layer.mlp.down_proj.bias.mul_(40)
+            added += layer.mlp.down_proj.bias
+    # the last layer reads the prefix, so that a wrong fill shows
+    model.model.layers[5].self_attn.o_proj.weight.copy_(torch.eye(WIDTH) * 3)
+    arms = {"exact": Exact(), "ridge": Ridge(RidgeMaps(3, maps)), "identity": Identity()}
+    plans = {name: FillPlan(arm, 3, TAIL, leading=0) for name, arm in arms.items()}
+    [found] = compare(Decoder(model), plans, [ids])
+    for name, size in (("ridge", 0.0), ("identity", 1e-3)):
+        delta = found[name].minus(found["exact"])
+        if size:
+            assert abs(delta.all) > size
+        else:
+            assert max(abs(delta.first), abs(delta.last), abs(delta.all)) < 2e-6
+
+
+def test_logits_in_parts_are_the_whole(monkeypatch):
+    decoder, plan, ids = Decoder(model_of("gemma2")), FillPlan(Identity(), 3, TAIL, LEADING), prompt()
+    whole = tail_nll(decoder, plan, ids)
+    monkeypatch.setattr(loss, "_LOGIT_ROWS", 5)
+    torch.testing.assert_close(tail_nll(decoder, plan, ids), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_both_ends_of_the_tail_are_scored():
+    nll = torch.arange(10.0)
+    assert TailLoss.of(nll, scored=3) == TailLoss(first=1.0, last=8.0, all=4.5)
+    assert TailLoss.of(nll, scored=50) == TailLoss(4.5, 4.5, 4.5)
+    assert TailLoss(3.0, 2.0, 1.0).minus(TailLoss(1.0, 0.5, 0.25)) == TailLoss(2.0, 1.5, 0.75)
+
+
+def test_compare_gives_each_document_its_row():
+    decoder, documents = Decoder(model_of("llama")), [prompt(seed=s) for s in (1, 2)]
+    plans = {name: FillPlan(arm, 3, TAIL, 0) for name, arm in (("exact", Exact()), ("identity", Identity()))}
+    found = compare(decoder, plans, documents)
+    assert [set(row) for row in found] == [{"exact", "identity"}] * 2
+    for row, ids in zip(found, documents, strict=True):
+        for name, plan in plans.items():
+            assert row[name].all == pytest.approx(tail_nll(decoder, plan, ids).mean().item())
+    assert found[0]["exact"] != found[1]["exact"] and found[0]["exact"] != found[0]["identity"]
+
+
+@pytest.mark.parametrize(
+    ("n", "tail", "leading"), [(TAIL + LEADING, TAIL, LEADING), (N, 1, 0), (0, TAIL, 0), (N, N, 0)]
+)
+def test_too_short_a_document_is_refused(n, tail, leading):
+    with pytest.raises(PromptError, match=f"document of {n} tokens"):
+        tail_nll(Decoder(model_of("llama")), FillPlan(Identity(), 3, tail, leading), prompt(n))
+
+
+def test_the_shortest_document():
+    plan = FillPlan(Identity(), 3, 2, LEADING)
+    assert tail_nll(Decoder(model_of("llama")), plan, prompt(plan.shortest)).shape == (1,)
+
+
+def test_a_document_longer_than_the_context_is_refused():
+    model = tiny_model("llama", max_position_embeddings=64)
+    with pytest.raises(PromptError, match="context is 64"):
+        tail_nll(Decoder(model), FillPlan(Identity(), 3, TAIL, 0), prompt(65))
