@@ -155,6 +155,17 @@ def test_fill_equals_the_slow_reference(case, fill, split, leading):
         assert (logits[0] - exact).abs().max() > 1e-3  # the fill does change the logits
 
 
+@pytest.mark.parametrize("case", WINDOWS)
+@pytest.mark.parametrize("fill", ["ridge", "none"])
+def test_more_leading_rows_than_a_window_holds(case, fill):
+    model, ids = model_of(case), prompt()
+    maps = random_maps(model, 3)
+    cache = prefill(model, ids, maps, fill=fill, tail=TAIL, leading=50)
+    tokens, logits = generate(model, ids, **cache_kwarg(cache))
+    rows = filled_rows(N, tokens.shape[1] - 1, leading=50)
+    close(logits[0], reference_logits(model, tokens[0, :-1], rows, 3, fill, maps)[N - 1 :])
+
+
 @each_case
 def test_pop_equals_the_slow_reference(case):
     model, ids = model_of(case), prompt()

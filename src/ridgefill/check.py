@@ -14,6 +14,7 @@ from torch import Tensor
 from ridgefill.bench import break_even
 from ridgefill.bench.environment import environment
 from ridgefill.compat import cache_kwarg, new_cache
+from ridgefill.errors import SettingError
 from ridgefill.eval.documents import held_out_documents
 from ridgefill.eval.loss import TailLoss, compare
 from ridgefill.fill import Exact, Fill, Identity, Ridge, TrueInputs
@@ -44,6 +45,7 @@ class Check:
         verdicts: the bit-for-bit comparisons.
         losses: per document and arm ("exact", "identity", "ridge"), nats of the tail's tokens.
         min_tokens: the prompt length from which filling pays here; None if it did not within what was tried.
+        tried_tokens: the longest prompt timed; 0 if the text was too short for any.
     """
 
     plan: FillPlan
@@ -86,8 +88,15 @@ class Check:
             "while the loss hardly moves. Put what will be asked about in the tail, or try your own prompts with "
             "`ridgefill run` and `--fill exact` side by side."
         )
-        if self.min_tokens is None:
-            lines.append(f"On this machine filling did not pay up to {self.tried_tokens:,} tokens.")
+        if not self.tried_tokens:
+            lines.append(
+                "From which prompt length filling pays was not measured: the documents are too short."
+            )
+        elif self.min_tokens is None:
+            lines.append(
+                f"On this machine filling did not pay up to {self.tried_tokens:,} tokens; `filling` and `run` "
+                "leave prompts up to that length exact by themselves."
+            )
         else:
             lines.append(
                 f"On this machine filling pays from about {self.min_tokens:,} tokens; `filling` and `run` leave "
@@ -153,7 +162,8 @@ def check(
     maps.check_model(model, tokenizer)
     plan = make_plan(decoder.n_layers, maps, tail=tail, leading=leading)
     longest = getattr(model.config, "max_position_embeddings", None) or 1 << 20
-    length = min(tokens or plan.tail + 2048, longest)
+    length = min(plan.tail + 2048 if tokens is None else tokens, longest)
+    _refuse_short(length, plan)
     fitted = set(maps.provenance.get("fitted_documents", ()))
     texts_ids = held_out_documents(tokenizer, texts, length, documents, fitted=fitted, seed=seed)
     texts_ids = [ids.to(model.device) for ids in texts_ids]
@@ -167,10 +177,21 @@ def check(
         tick(f"loss, document {i + 1} of {len(texts_ids)}")
         found.losses += compare(decoder, plans, [ids])
     tick("break-even length")
-    found.tried_tokens = min(plan.tail + plan.leading + break_even.FILLED_ROWS[-1], texts_ids[0].shape[1])
-    found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0])
-    break_even.remember(maps, plan, model.device, found.min_tokens)
+    if tried := break_even.tried_lengths(plan, length):
+        found.tried_tokens = tried[-1]
+        found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0])
+        break_even.remember(maps, plan, model.device, found.min_tokens or found.tried_tokens + 1)
     return found
+
+
+def _refuse_short(length: int, plan: FillPlan) -> None:
+    needed = max(plan.shortest, PROBE_TAIL + 1)
+    if length < needed:
+        raise SettingError(
+            f"check on documents of {length} tokens",
+            f"with a tail of {plan.tail} and {plan.leading} leading rows they need {needed}",
+            f"give --tokens {needed} or more where the model's context allows it, or a shorter --tail",
+        )
 
 
 @torch.no_grad()

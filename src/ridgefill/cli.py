@@ -22,6 +22,7 @@ from ridgefill.console import (
     out,
     plan_of,
     read_prompt,
+    usable_device,
     what_ran,
     whole_number,
 )
@@ -116,6 +117,7 @@ def fit(
 
     named = numbers(splits, "--splits")
     grid = LAMBDA_GRID if lambdas is None else tuple(float(v) for v in numbers(lambdas, "--lambdas"))
+    rest = usable_device(moments_device, "--moments-device")
     loaded, tokenizer = load(model, device, dtype)
     maps = run_fit(
         loaded,
@@ -131,7 +133,7 @@ def fit(
         chat_share=chat_share,
         encoding=encoding,
         seed=seed,
-        moments_device=moments_device,
+        moments_device=rest,
     )
     for split in maps:
         folder = output / f"split-{split:02d}"
@@ -341,7 +343,10 @@ def cost(
 
 @app.command()
 def doctor() -> None:
-    """Say what is installed, what works on this machine, and what to do about what does not."""
+    """Say what is installed, what works on this machine, and what to do about what does not.
+
+    Example: ridgefill doctor
+    """
     from ridgefill.doctor import examine, report
 
     with err.status("looking"):
@@ -357,7 +362,10 @@ def demo(
         Path, typer.Option("-o", "--output", help="Folder for the maps, demo.json and demo.png.")
     ] = Path("demo-out"),
 ) -> None:
-    """The whole main job on a small real model that needs no hub: fit, run a long prompt both ways, compare."""
+    """The whole main job on a small real model that needs no hub: fit, run a long prompt both ways, compare.
+
+    Example: ridgefill demo -o demo-out
+    """
     from ridgefill.demo import run as run_demo
 
     run_demo(output, out)

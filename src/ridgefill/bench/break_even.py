@@ -23,6 +23,12 @@ FILLED_ROWS = (64, 128, 256, 512, 1024)  # how many rows beyond tail and leading
 PAYS = 0.98  # filled over exact; closer to 1 is noise
 
 
+def tried_lengths(plan: FillPlan, tokens: int) -> list[int]:
+    """The prompt lengths that `measure_break_even` tries in a text of ``tokens`` tokens."""
+    lengths = [plan.tail + plan.leading + rows for rows in FILLED_ROWS]
+    return [n for n in lengths if n <= tokens]
+
+
 def measure_break_even(
     model: Any, plan: FillPlan, ids: Tensor, repeats: int = 3, tick: Callable[[], None] = lambda: None
 ) -> int | None:
@@ -36,8 +42,7 @@ def measure_break_even(
     """
     from ridgefill.bench.ttft import measure
 
-    lengths = [plan.tail + plan.leading + rows for rows in FILLED_ROWS]
-    lengths = [n for n in lengths if n <= ids.shape[1]]
+    lengths = tried_lengths(plan, ids.shape[1])
     pays = None
     for row in reversed(measure(model, plan, ids, lengths, repeats, tick=tick)):
         if statistics.median(row.filled) > PAYS * statistics.median(row.exact):

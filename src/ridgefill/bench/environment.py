@@ -21,7 +21,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(Path(a).name if os.path.isabs(a) else a for a in sys.argv),
+        "command": shlex.join(map(_without_folder, sys.argv)),
         "ridgefill": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -29,6 +29,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else _processor(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _without_folder(argument: str) -> str:
+    option, equals, value = argument.rpartition("=")  # --output=/some/folder
+    return option + equals + Path(value).name if os.path.isabs(value) else argument
 
 
 def machine_key(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgefill.errors import CorpusError
-from ridgefill.fit.corpus import Document, Source, read_sources
+from ridgefill.fit.corpus import Source, Text, read_sources
 
 
 def held_out_documents(
@@ -60,7 +61,7 @@ def held_out_documents(
 
 def digest(text: str) -> str:
     """Names a document's text: the first 16 hexadecimal digits of its SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _long(
@@ -71,9 +72,10 @@ def _long(
     joined: list[str] = []
     length = 0
     for document in documents:
-        text = _text(document)
-        if digest(text) in fitted:
+        loaded = document.load()
+        if any(digest(form) in fitted for form in _as_fitted(tokenizer, loaded)):
             continue
+        text = loaded if isinstance(loaded, str) else "\n\n".join(m["content"] for m in loaded)
         joined.append(text)
         length += len(text)
         if length < 2 * tokens:  # no tokenizer makes a token of less than two characters of prose
@@ -84,6 +86,11 @@ def _long(
             joined, length = [], 0
 
 
-def _text(document: Document) -> str:
-    text = document.load()
-    return text if isinstance(text, str) else "\n\n".join(m["content"] for m in text)
+def _as_fitted(tokenizer: Any, text: Text) -> Iterator[str]:
+    """The forms in which the fit (`fit.windows.Cutter`) may have read a document, and named it by."""
+    if isinstance(text, str):
+        yield text
+        return
+    yield "\n\n".join(f"{m['role']}: {m['content']}" for m in text)
+    with contextlib.suppress(Exception):  # no template, or one that refuses these messages
+        yield tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=False)

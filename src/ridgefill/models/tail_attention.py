@@ -22,7 +22,8 @@ _KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_
 def usable(model: Any) -> bool:
     """Whether the model's attention can be replaced by this one, for the tail, without changing what it computes."""
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    return _KERNEL is not None and on_cpu and model.config._attn_implementation == "sdpa"
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    return _KERNEL is not None and on_cpu and not capped and model.config._attn_implementation == "sdpa"
 
 
 class TailAttention:
