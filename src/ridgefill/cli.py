@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +48,12 @@ app = typer.Typer(
     `ridgefill demo` does all of the above with it.
     To turn it off: `ridgefill run ... --fill exact`, or leave the `with ridgefill.filling(...)` block.""",
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure speed on this machine, exact and filled interleaved.")
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="""Measure speed on this machine, exact and filled interleaved.
+
+    Example: ridgefill bench ttft model.gguf maps/split-15 --lengths 2048,8192""",
+)
 app.add_typer(bench, name="bench")
 
 MODEL = Annotated[
@@ -137,7 +143,12 @@ def fit(
     )
     for split in maps:
         folder = output / f"split-{split:02d}"
-        out.print(f"{folder}   next: ridgefill check {model} {folder}", soft_wrap=True, highlight=False)
+        out.print(
+            f"{folder}   next: ridgefill check {model} {folder}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
 
 
 @app.command()
@@ -185,9 +196,13 @@ def check(
             tick=lambda stage: status.update(f"checking: {stage}"),
         )
     for verdict in found.verdicts:
-        out.print(f"{'yes' if verdict.holds else 'NO '}  {verdict.what} ({verdict.detail})", soft_wrap=True)
+        out.print(
+            f"{'yes' if verdict.holds else 'NO '}  {verdict.what} ({verdict.detail})",
+            soft_wrap=True,
+            markup=False,
+        )
     for line in found.words():
-        out.print(line, soft_wrap=True, highlight=False)
+        out.print(line, soft_wrap=True, markup=False, highlight=False)
     if as_json is not None:
         write_json(as_json, found.to_json(loaded))
     if not (found.correct and found.safe):
@@ -245,7 +260,7 @@ def run(
             max_new_tokens=max_new_tokens,
             stream=True,
         )
-    err.print(what_ran(active, given), soft_wrap=True, highlight=False)
+    err.print(what_ran(active, given), soft_wrap=True, markup=False, highlight=False)
 
 
 @bench.command("ttft")
@@ -291,7 +306,7 @@ def bench_ttft(
         found = ttft.to_json(loaded, plan, rows)
         write_json(output / "ttft.json", found)
         ttft.picture(rows, output / "ttft.png", f"{found['model']}, split {plan.split}, tail {plan.tail}")
-        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True)
+        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -374,6 +389,11 @@ def demo(
 def main() -> None:
     """The entry point: a refusal is one line on stderr and a non-zero exit, never a traceback."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("ridgefill").setLevel(logging.INFO)
+    logging.getLogger("ridgefill.fit").setLevel(logging.WARNING)  # the fit prints its own remarks
+    warnings.showwarning = lambda message, *_, **__: err.print(
+        f"Note: {message}", soft_wrap=True, markup=False
+    )
     sys.exit(guarded(app))
 
 

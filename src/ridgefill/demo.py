@@ -84,7 +84,7 @@ def run(out: Path, console: Console) -> Result:
         console.print(line)
     write_json(out / "demo.json", result.to_json(model))
     picture(result, out / "demo.png")
-    console.print(f"Written: {out / 'demo.json'}, {out / 'demo.png'}, maps in {out / 'maps'}")
+    console.print(f"Written: {out / 'demo.json'}, {out / 'demo.png'}, maps in {out / 'maps'}", markup=False)
     return result
 
 
@@ -95,7 +95,7 @@ def _maps(model: Any, tokenizer: Any, texts: list[Path], out: Path, console: Con
     if folder.exists():
         maps = RidgeMaps.load(folder)
         maps.check_model(model, tokenizer)
-        console.print(f"Already fitted: {folder} (remove it to fit again).")
+        console.print(f"Already fitted: {folder} (remove it to fit again).", markup=False)
         return maps
     return fit(model, tokenizer, texts, [split], out, tokens=FIT_TOKENS, leading=LEADING)[split]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -295,6 +295,9 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         if outside or not 0 <= self.split < own.layers:
             ours = f"split {self.split} and the maps' layers {_ranges(self.maps)}"
             found.append(f"{ours} do not lie in the model's layers 0-{own.layers - 1}")
+        missing = [i for i in range(self.split + 1, own.layers) if i not in self.maps]
+        if missing and not outside:
+            found.append(f"the maps have none for layers {_ranges(missing)}")
         for layer, m in sorted(self.maps.items()):
             if tuple(m.weight.shape) != (own.hidden, own.hidden):
                 shape = " x ".join(map(str, m.weight.shape))
@@ -334,7 +337,7 @@ def _download(name: str, **settings: Any) -> Path:
     return path
 
 
-def _ranges(layers: Mapping[int, Any]) -> str:
+def _ranges(layers: Iterable[int]) -> str:
     """16, 17, 18, 20 -> "16-18, 20"."""
     runs: list[list[int]] = []
     for layer in sorted(layers):

@@ -30,7 +30,7 @@ def test_versions_machine_and_date():
 @pytest.mark.parametrize(
     ("argv", "shown"),
     [
-        (["/opt/bin/ridgefill", "fit", "/home/me/model.gguf", "--texts", "a/b"], "ridgefill fit model.gguf --texts a/b"),
+        (["/opt/bin/ridgefill", "fit", "/home/me/m.gguf", "--texts", "a/b"], "ridgefill fit m.gguf --texts a/b"),
         (["ridgefill", "check", "--json=/home/me/c.json"], "ridgefill check --json=c.json"),
         (["ridgefill", "cost", "--versus", "split=16,tail=4096"], "ridgefill cost --versus split=16,tail=4096"),
         (["ridgefill", "run", "--question", "who signed it?"], "ridgefill run --question 'who signed it?'"),
@@ -46,7 +46,9 @@ def test_the_machine_key_says_how_many_threads_a_cpu_uses():
     before = machine_key(CPU)
     try:
         torch.set_num_threads(threads + 1)
-        assert machine_key(CPU) == before.replace(f", {threads} threads", f", {threads + 1} threads") != before
+        assert (
+            machine_key(CPU) == before.replace(f", {threads} threads", f", {threads + 1} threads") != before
+        )
     finally:
         torch.set_num_threads(threads)
     assert machine_key(CPU) == before

@@ -42,7 +42,9 @@ def test_both_arms_are_interleaved_after_a_warm_up(ids):
     model, seen, ticks = tiny_model(), [], []
     model.model.layers[5].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     (row,) = ttft.measure(model, PLAN, ids, [200], repeats=3, warm_up=2, tick=lambda: ticks.append(len(seen)))
-    assert seen == [200, 16, 64] * 5  # exact: all rows in the last layer; filled: the leading ones and the tail
+    assert (
+        seen == [200, 16, 64] * 5
+    )  # exact: all rows in the last layer; filled: the leading ones and the tail
     assert len(ticks) == 5
     assert len(row.exact) == len(row.filled) == 3
     assert getattr(model, "_ridgefill", None) is None

@@ -62,7 +62,9 @@ def test_short_documents_are_joined_in_their_order_of_drawing(tokenizer, tmp_pat
 def test_the_seed_decides_the_draw(tokenizer, tmp_path):
     texts = folder(tmp_path, "t", "abcdefghijkl")
     drawn = {
-        seed: "".join(t[0] for t in read(tokenizer, held_out_documents(tokenizer, [texts], 50, 12, seed=seed)))
+        seed: "".join(
+            t[0] for t in read(tokenizer, held_out_documents(tokenizer, [texts], 50, 12, seed=seed))
+        )
         for seed in (0, 1)
     }
     assert drawn[0] != drawn[1] and sorted(drawn[0]) == sorted(drawn[1])
@@ -113,7 +115,9 @@ def test_what_a_fit_names_as_fitted_is_left_out_plain_or_chat(tmp_path, template
 
 def test_too_little_text_is_named_with_its_length(tokenizer, tmp_path):
     texts = folder(tmp_path, "t", "ab")
-    with pytest.raises(CorpusError, match="a document of 999 tokens: the text has no such stretch. Instead"):
+    with pytest.raises(
+        CorpusError, match=r"a document of 999 tokens: the text has no such stretch\. Instead"
+    ):
         held_out_documents(tokenizer, [texts], 999, 1)
     with pytest.raises(CorpusError, match="no such file"):
         held_out_documents(tokenizer, [tmp_path / "missing.txt"], 10, 1)

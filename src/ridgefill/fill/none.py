@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgefill.compat import take_cache
+from ridgefill.errors import SettingError
 
 if TYPE_CHECKING:
     from ridgefill.prefill import Prefix
@@ -20,13 +21,25 @@ class NoFill:
     """The lower bound of every comparison. Rows that write nothing are hidden by the attention mask.
 
     One mask serves layers of all lengths in the model's own code, so an unwritten row keeps a slot of zeros, and a
-    hook on each late layer masks it for as long as the cache lives. Exact leading rows stay visible.
+    hook on each late layer masks it for as long as the cache lives. Exact leading rows stay visible. A copy of such a
+    cache is not hidden: it is for measuring, not for serving.
     """
 
     name: str = "none"
 
     def write(self, prefix: Prefix) -> None:
-        """Reserves the slots and hides them."""
+        """Reserves the slots and hides them.
+
+        Raises:
+            SettingError: the model's attention takes no mask of that form.
+        """
+        kind = prefix.decoder.config._attn_implementation
+        if kind not in ("sdpa", "eager"):
+            raise SettingError(
+                f"no fill with {kind} attention",
+                "rows can only be hidden where the attention takes a [B, 1, q, kv] mask",
+                "load the model with attn_implementation='sdpa' or 'eager'",
+            )
         hidden = ~prefix.leading_mask()
         for i in prefix.late_layers:
             prefix.write(i, torch.zeros_like(prefix.split_state(i)))
