@@ -26,16 +26,19 @@ test: $(READY)  ## the tests that need no network (minutes)
 test-real: $(READY)  ## the tests on the real default model (slow; fetches it once)
 	$(BIN)/python -m pytest -m real
 
+results: $(READY)  ## measure the README's table anew (about 40 minutes; skips what is measured already)
+	$(BIN)/python results/run.py
+
 lint: $(READY)  ## ruff
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests results docs
+	$(BIN)/ruff format --check src tests results docs
 
 types: $(READY)  ## mypy
 	$(BIN)/mypy
 
 format: $(READY)  ## rewrite the code as ruff wants it
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests results docs
+	$(BIN)/ruff format src tests results docs
 
 clean:  ## remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache

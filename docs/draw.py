@@ -15,7 +15,14 @@ def draw(path: Path) -> None:
     cells = (
         (0, 0, ROWS, SPLIT, "#4c78a8", "lower layers: exact for every row"),
         (0, SPLIT, LEADING, LAYERS - SPLIT, "#1f3f66", "leading rows: exact"),
-        (LEADING, SPLIT, ROWS - LEADING - TAIL, LAYERS - SPLIT, "#f2cf5b", "filled rows: predicted input, K and V only"),
+        (
+            LEADING,
+            SPLIT,
+            ROWS - LEADING - TAIL,
+            LAYERS - SPLIT,
+            "#f2cf5b",
+            "filled rows: predicted input, K and V only",
+        ),
         (ROWS - TAIL, SPLIT, TAIL, LAYERS - SPLIT, "#2e8b57", "tail: exact, reads the filled rows"),
     )
     for x, y, width, height, color, label in cells:

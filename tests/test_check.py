@@ -13,6 +13,7 @@ from ridgefill.check import Check, Verdict, check, compare_with_stock
 from ridgefill.errors import CorpusError, MapsMismatchError, SettingError
 from ridgefill.eval.documents import digest
 from ridgefill.eval.loss import TailLoss
+from ridgefill.eval.needle import Needle
 from ridgefill.fill import Identity
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.decoder import Decoder
@@ -20,7 +21,7 @@ from ridgefill.models.identity import ModelIdentity
 from ridgefill.plan import FillPlan
 from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
 
-SMALL = {"tail": 64, "leading": 16, "tokens": 300, "documents": 2}
+SMALL = {"tail": 64, "leading": 16, "tokens": 300, "documents": 2, "needles": 0}
 PLAN = FillPlan(Identity(), split=3, tail=64, leading=16)
 
 
@@ -63,6 +64,7 @@ def test_every_family_is_correct(family, texts):
         "loss, document 2 of 2",
         "break-even length",
     ]
+    assert found.needles == []
     made = json.loads(json.dumps(found.to_json(model), allow_nan=False))
     assert made["correct"] is True and made["safe"] == found.safe
     assert made["delta_nll"]["ridge"]["all"] == found.delta("ridge")
@@ -157,6 +159,27 @@ def test_the_conclusion_comes_first(ridge, identity, starts, safe):
     assert f"{2 * ridge:+.3f}" in words[1] and f"{ridge / 2:+.3f}" in words[1]
 
 
+@pytest.mark.parametrize(
+    ("found", "starts", "says"),
+    [
+        ([(True, True)] * 3, "SAFE TO USE", "that the exact model found, the fill found 3."),
+        ([(True, True), (True, False)], "USABLE WITH CARE", "the fill found 1. What stands only"),
+        ([(False, False)] * 2, "SAFE TO USE", "not measured: the exact model itself found none of 2"),
+        ([], "SAFE TO USE", "found none of 0"),
+    ],
+)  # fmt: skip
+def test_a_lost_fact_is_said_and_weakens_the_conclusion(found, starts, says):
+    needles = [Needle(0.5, exact, filled) for exact, filled in found]
+    made = by_hand(0.01, needles=needles)
+    assert made.words()[0].startswith(starts) and made.safe
+    assert says in made.words()[2]
+
+
+def test_losses_that_are_no_numbers_can_still_be_written():
+    made = json.dumps(by_hand(math.nan).to_json(tiny_model()), allow_nan=False)
+    assert json.loads(made)["delta_nll"]["ridge"]["all"] is None
+
+
 def test_documents_weigh_equally():
     found = by_hand(0.1)
     found.losses += by_hand(0.3, documents=3).losses
@@ -243,3 +266,11 @@ def test_maps_of_another_model_are_refused(texts):
         check(tiny_model(), tiny_tokenizer(), eye_maps(tiny_model(seed=1)), [texts], **SMALL)
     with pytest.raises(MapsMismatchError):
         check(tiny_model(), tiny_tokenizer(), eye_maps(tiny_model("qwen2")), [texts], **SMALL)
+
+
+def test_facts_are_planted_in_long_enough_documents(texts):
+    model, stages = tiny_model(), []
+    settings = {**SMALL, "tokens": 700, "documents": 1, "needles": 2}
+    found = check(model, tiny_tokenizer(), eye_maps(model), [texts], **settings, tick=stages.append)
+    assert len(found.needles) == 2
+    assert stages[2:4] == ["planted fact 1 of 2", "planted fact 2 of 2"]

@@ -104,14 +104,6 @@ def test_whole_numbers():
             console.whole_number(wrong, "--lengths")
 
 
-def test_devices():
-    assert console.usable_device(None, "--moments-device") is None
-    assert console.usable_device("cpu", "--moments-device") == "cpu"
-    for wrong in ("nonsense", "cuda:99"):
-        with pytest.raises(SettingError, match=f"--moments-device {wrong}"):
-            console.usable_device(wrong, "--moments-device")
-
-
 def test_the_prompt_and_the_question_after_it(tmp_path, monkeypatch):
     path = tmp_path / "p.txt"
     path.write_text("déjà vu \n\n", encoding="utf-8")

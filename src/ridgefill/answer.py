@@ -48,13 +48,21 @@ class _Clock(BaseStreamer):
             self.then.end()
 
 
+def as_prompt(tokenizer: Any, text: str) -> str:
+    """``text`` as a user message in the model's chat form, up to the answer; unchanged if it has none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return text
+    message = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+
+
 def prompt_ids(tokenizer: Any, text: str, *, chat: bool = True) -> Tensor:
-    """Token ids [1, n] of ``text``, as a user message where ``chat`` and the tokenizer has a chat template."""
-    if chat and getattr(tokenizer, "chat_template", None):
-        message = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        return tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
-    return tokenizer(text, return_tensors="pt")["input_ids"]
+    """Token ids [1, n] of ``text``, in the model's chat form where ``chat`` and the tokenizer has one."""
+    formed = chat and bool(
+        getattr(tokenizer, "chat_template", None)
+    )  # the form brings its own special tokens
+    prompt = as_prompt(tokenizer, text) if formed else text
+    return tokenizer(prompt, return_tensors="pt", add_special_tokens=not formed)["input_ids"]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ridgefill.compat import cache_kwarg, new_cache
 from ridgefill.errors import SettingError
 from ridgefill.eval.documents import held_out_documents
 from ridgefill.eval.loss import TailLoss, compare
+from ridgefill.eval.needle import Needle, find_needles
 from ridgefill.fill import Exact, Fill, Identity, Ridge, TrueInputs
 from ridgefill.maps import RidgeMaps
 from ridgefill.models.decoder import Decoder
@@ -44,6 +46,7 @@ class Check:
     Attributes:
         verdicts: the bit-for-bit comparisons.
         losses: per document and arm ("exact", "identity", "ridge"), nats of the tail's tokens.
+        needles: facts planted in filled rows, and whether each arm's answer held them.
         min_tokens: the prompt length from which filling pays here; None if it did not within what was tried.
         tried_tokens: the longest prompt timed; 0 if the text was too short for any.
     """
@@ -51,6 +54,7 @@ class Check:
     plan: FillPlan
     verdicts: list[Verdict]
     losses: list[dict[str, TailLoss]] = field(default_factory=list)
+    needles: list[Needle] = field(default_factory=list)
     min_tokens: int | None = None
     tried_tokens: int = 0
 
@@ -64,10 +68,26 @@ class Check:
         return statistics.mean(getattr(d[arm].minus(d["exact"]), part) for d in self.losses)
 
     @property
-    def safe(self) -> bool:
-        """Correct, better than the identity fill, and not far from exact."""
+    def verdict(self) -> str:
+        """ "not correct", "not recommended", "care" or "safe"."""
+        if not self.correct:
+            return "not correct"
         ridge = self.delta("ridge")
-        return self.correct and ridge < LARGE_LOSS and ridge <= max(self.delta("identity"), SMALL_LOSS)
+        # NaN compares false, and is not recommended either
+        if not (ridge < LARGE_LOSS and ridge <= max(self.delta("identity"), SMALL_LOSS)):
+            return "not recommended"
+        known, kept = self.retrieved()
+        return "safe" if ridge < SMALL_LOSS and kept == known else "care"
+
+    @property
+    def safe(self) -> bool:
+        """Safe, or usable with care: correct, better than the identity fill, and not far from exact."""
+        return self.verdict in ("safe", "care")
+
+    def retrieved(self) -> tuple[int, int]:
+        """Planted facts that the exact model found, and how many of those the fill kept."""
+        known = [n for n in self.needles if n.exact]
+        return len(known), sum(n.filled for n in known)
 
     def words(self) -> list[str]:
         """The findings in plain words, the conclusion first."""
@@ -77,43 +97,55 @@ class Check:
                 f"NOT SAFE: {failed}. This model's cache cannot be filled correctly by this version; "
                 "run it without the fill, and report it."
             ]
-        ridge, identity = self.delta("ridge"), self.delta("identity")
-        lines = [self._conclusion(ridge, identity)]
-        lines.append(
+        return [self._conclusion(), self._loss(), self._retrieval(), self._break_even()]
+
+    def _conclusion(self) -> str:
+        cost = (
+            f"the fill is computed correctly, and the tail's loss rises by {self.delta('ridge'):+.3f} nats per token "
+            f"(identity fill {self.delta('identity'):+.3f})"
+        )
+        return {
+            "safe": f"SAFE TO USE: {cost}.",
+            "care": f"USABLE WITH CARE: {cost}. A deeper split costs less.",
+            "not recommended": f"NOT RECOMMENDED: {cost}. Fit a deeper split or on text like yours.",
+        }[self.verdict]
+
+    def _loss(self) -> str:
+        return (
             f"Right after the filled rows the loss rises by {self.delta('ridge', 'first'):+.3f} nats, at the end "
             f"of the tail by {self.delta('ridge', 'last'):+.3f}."
         )
-        lines.append(
-            "Loss does not show everything: a fact that stands only in filled rows (a number, a name) may be lost "
-            "while the loss hardly moves. Put what will be asked about in the tail, or try your own prompts with "
-            "`ridgefill run` and `--fill exact` side by side."
-        )
-        if not self.tried_tokens:
-            lines.append(
-                "From which prompt length filling pays was not measured: the documents are too short."
+
+    def _retrieval(self) -> str:
+        known, kept = self.retrieved()
+        if not known:
+            return (
+                "Whether facts that stand only in filled rows survive was not measured: the exact model itself "
+                f"found none of {len(self.needles)} planted ones. Try your own prompts with `ridgefill run`, filled "
+                "and with `--fill exact`."
             )
-        elif self.min_tokens is None:
-            lines.append(
+        found = (
+            f"Of {known} numbers planted in filled rows that the exact model found, the fill found {kept}."
+        )
+        if kept == known:
+            return f"{found} That is a small sample, not a proof."
+        return (
+            f"{found} What stands only in filled rows can be lost although the loss hardly moves: put what will be "
+            "asked about in the tail, or use a deeper split."
+        )
+
+    def _break_even(self) -> str:
+        if not self.tried_tokens:
+            return "From which prompt length filling pays was not measured: the documents are too short."
+        if self.min_tokens is None:
+            return (
                 f"On this machine filling did not pay up to {self.tried_tokens:,} tokens; `filling` and `run` "
                 "leave prompts up to that length exact by themselves."
             )
-        else:
-            lines.append(
-                f"On this machine filling pays from about {self.min_tokens:,} tokens; `filling` and `run` leave "
-                "shorter prompts exact by themselves."
-            )
-        return lines
-
-    def _conclusion(self, ridge: float, identity: float) -> str:
-        cost = f"the tail's loss rises by {ridge:+.3f} nats per token (identity fill {identity:+.3f})"
-        if not self.safe:
-            return (
-                f"NOT RECOMMENDED: the fill is computed correctly, but {cost}. Fit a deeper split or on text "
-                "like yours."
-            )
-        if ridge < SMALL_LOSS:
-            return f"SAFE TO USE: the fill is computed correctly, and {cost}."
-        return f"USABLE WITH CARE: the fill is computed correctly, but {cost}. A deeper split costs less."
+        return (
+            f"On this machine filling pays from about {self.min_tokens:,} tokens; `filling` and `run` leave "
+            "shorter prompts exact by themselves."
+        )
 
     def to_json(self, model: Any) -> dict[str, Any]:
         """Everything, JSON-able."""
@@ -122,12 +154,17 @@ class Check:
             "model": model.config._name_or_path,
             "plan": {"split": self.plan.split, "tail": self.plan.tail, "leading": self.plan.leading},
             "correct": self.correct,
-            "safe": self.safe if self.losses else False,
+            "verdict": self.verdict,
+            "safe": self.safe,
             "verdicts": [vars(v) for v in self.verdicts],
-            "delta_nll": {a: {p: self.delta(a, p) for p in ("first", "last", "all")} for a in arms}
+            "delta_nll": {a: {p: _finite(self.delta(a, p)) for p in ("first", "last", "all")} for a in arms}
             if self.losses
             else None,
-            "documents": [{arm: vars(loss) for arm, loss in d.items()} for d in self.losses],
+            "documents": [
+                {arm: {part: _finite(v) for part, v in vars(loss).items()} for arm, loss in d.items()}
+                for d in self.losses
+            ],
+            "needles": [vars(n) for n in self.needles],
             "min_tokens": self.min_tokens,
             "tried_tokens": self.tried_tokens,
             "environment": environment(model.device),
@@ -144,15 +181,17 @@ def check(
     leading: int,
     tokens: int | None = None,
     documents: int = 4,
+    needles: int = 8,
     seed: int = 0,
     tick: Callable[[str], None] = lambda stage: None,
 ) -> Check:
-    """Compares with the stock model bit for bit, measures the loss, and times the break-even length.
+    """Compares with the stock model bit for bit, measures loss and retrieval, and times the break-even length.
 
     Args:
         texts: held-out text, as `ridgefill.fit` takes it; documents that the maps were fitted on are left out.
         tokens: length of the documents whose loss is measured; 2,048 more than the tail unless given.
         documents: how many at most.
+        needles: facts planted in filled rows and asked for; 0 leaves that out.
         tick: called with the stage's name before each.
 
     Raises:
@@ -176,12 +215,26 @@ def check(
     for i, ids in enumerate(texts_ids):
         tick(f"loss, document {i + 1} of {len(texts_ids)}")
         found.losses += compare(decoder, plans, [ids])
+    found.needles = find_needles(
+        model,
+        tokenizer,
+        plan,
+        texts_ids,
+        needles,
+        seed=seed,
+        tick=lambda i: tick(f"planted fact {i} of {needles}"),
+    )
     tick("break-even length")
     if tried := break_even.tried_lengths(plan, length):
         found.tried_tokens = tried[-1]
         found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0])
         break_even.remember(maps, plan, model.device, found.min_tokens or found.tried_tokens + 1)
     return found
+
+
+def _finite(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def _refuse_short(length: int, plan: FillPlan) -> None:

@@ -23,7 +23,6 @@ from ridgefill.console import (
     out,
     plan_of,
     read_prompt,
-    usable_device,
     what_ran,
     whole_number,
 )
@@ -118,12 +117,14 @@ def fit(
         raise CorpusError(
             "fit maps", "no text was named", "add --texts PATH (files, folders or data set names)"
         )
+    from ridgefill.devices import usable_device
     from ridgefill.fit import fit as run_fit
     from ridgefill.fit.run import LAMBDA_GRID
 
     named = numbers(splits, "--splits")
     grid = LAMBDA_GRID if lambdas is None else tuple(float(v) for v in numbers(lambdas, "--lambdas"))
-    rest = usable_device(moments_device, "--moments-device")
+    if moments_device is not None:
+        usable_device(moments_device, "--moments-device")  # before the model is loaded
     loaded, tokenizer = load(model, device, dtype)
     maps = run_fit(
         loaded,
@@ -139,7 +140,7 @@ def fit(
         chat_share=chat_share,
         encoding=encoding,
         seed=seed,
-        moments_device=rest,
+        moments_device=moments_device,
     )
     for split in maps:
         folder = output / f"split-{split:02d}"
@@ -162,6 +163,9 @@ def check(
         int | None, typer.Option(help="Length of the documents; 2048 beyond the tail unless given.")
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Documents whose loss is measured, at most.")] = 4,
+    needles: Annotated[
+        int, typer.Option(min=0, help="Facts planted in filled rows and asked for; 0 leaves that out.")
+    ] = 8,
     seed: int = 0,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write the findings to this file as well.")
@@ -172,8 +176,8 @@ def check(
     """Say in plain words whether these maps are safe to use with this model, and from which prompt length they pay.
 
     Compares with the stock model bit for bit, measures the loss on held-out text against exact and the identity
-    fill, and times both arms. Without --texts the text is Python's own library and documentation. Ends with 0 if
-    the maps are safe, 1 if not.
+    fill, asks for facts planted in filled rows, and times both arms. Without --texts the text is Python's own
+    library and documentation. Ends with 0 if the maps are safe or usable with care, 1 if not.
 
     Example: ridgefill check model.gguf maps/split-15 --texts held-out/ --tail 1024
     """
@@ -192,6 +196,7 @@ def check(
             leading=leading,
             tokens=tokens,
             documents=documents,
+            needles=needles,
             seed=seed,
             tick=lambda stage: status.update(f"checking: {stage}"),
         )

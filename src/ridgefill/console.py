@@ -123,23 +123,6 @@ def numbers(text: str, option: str) -> list[int | float]:
     return found
 
 
-def usable_device(name: str | None, option: str) -> str | None:
-    """The device, known to be here.
-
-    Raises:
-        SettingError: it is not.
-    """
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise SettingError(
-            f"{option} {name}", "it is unknown or not here", f"leave {option} out, or give cpu"
-        ) from None
-    return name
-
-
 def whole_number(number: int | float, option: str) -> int:
     """A count of tokens."""
     if not math.isfinite(number) or number != int(number) or number < 1:

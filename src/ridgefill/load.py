@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from ridgefill.devices import usable_device
 from ridgefill.errors import SettingError
 from ridgefill.gguf_file import convert_once, quantization, read_architecture
 from ridgefill.models.decoder import refuse_unsupported
@@ -152,13 +153,7 @@ def _device_map(device: str | torch.device) -> Any:
     """accelerate's device map: "auto" spreads a model that is larger than one device."""
     if device == "auto":
         return "auto" if torch.cuda.is_available() else {"": "cpu"}
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise SettingError(
-            f"device {str(device)!r}", "it is unknown or not here", "use auto, cpu or, with a GPU, cuda:0"
-        ) from error
-    return {"": str(device)}
+    return {"": str(usable_device(device))}
 
 
 def _attention(config: Any) -> str:

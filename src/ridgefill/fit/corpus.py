@@ -29,11 +29,13 @@ class Document:
         name: for messages; never an absolute path.
         chars: its length in characters.
         load: reads it.
+        whole: reads the document that this is a part of, if it is one.
     """
 
     name: str
     chars: int
     load: Callable[[], Text] = field(repr=False)
+    whole: Callable[[], Text] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 
+from ridgefill.devices import usable_device
 from ridgefill.errors import OutputError, SettingError
 from ridgefill.fit.capture import HELDOUT_ROWS, ROWS_A_WINDOW, Capture, Checkpoint, run_capture
 from ridgefill.fit.corpus import read_sources
@@ -141,6 +142,8 @@ def fit(
         raise SettingError(
             f"fit with encoding={encoding!r}", "there is none of that name", f"use {', '.join(ENCODINGS)}"
         )
+    if moments_device is not None:
+        moments_device = usable_device(moments_device, "--moments-device")
     with _output(Path(out), layers) as folder, _evaluating(model), Report(progress) as report:
         if settings.length < length:
             report.say(f"Windows of {settings.length} tokens, which is the model's context.")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ridgefill.errors import CorpusError
-from ridgefill.fit.corpus import Document, Source
+from ridgefill.fit.corpus import Document, Source, Text
 
 WINDOWS_A_VISIT = 4  # windows taken from a document before the next one's turn: keeps the mix broad
 MIN_WINDOW_ROWS = 64  # rows a window must have beyond its leading ones
@@ -82,8 +82,9 @@ class Cutter:
         """All windows of a document, lazily: a span of its text is tokenised when it is reached."""
         rng = random.Random(f"{self.seed}/{source}/{document.name}")
         text = document.load()
-        plain = text if isinstance(text, str) else self._render(text)
-        digest = hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
+        plain = self._plain(text)
+        named = plain if document.whole is None else self._plain(document.whole())
+        digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()
         # 16 characters a token of the window is about four windows of English.
         spans = _spans(plain, 16 * self.length)
         rng.shuffle(spans)
@@ -96,6 +97,9 @@ class Cutter:
                 cut = self._wrap(ids[at : at + body]) if chat else self.prefix + ids[at : at + body]
                 if len(cut) >= self.shortest:
                     yield Window(torch.tensor(cut, dtype=torch.int32), source, document.name, digest, chat)
+
+    def _plain(self, text: Text) -> str:
+        return text if isinstance(text, str) else self._render(text)
 
     def _ids(self, text: str) -> list[int]:
         # verbose=False: a document longer than the model's context is no mistake here, it is cut next
@@ -239,7 +243,7 @@ def _part(document: Document, holdout: float) -> tuple[tuple[Document, ...], tup
             plain = text if isinstance(text, str) else "\n\n".join(m["content"] for m in text)
             return plain[piece]
 
-        return Document(f"{document.name} ({name})", chars, load)
+        return Document(f"{document.name} ({name})", chars, load, whole=document.load)
 
     first = half("beginning", slice(0, at), at)
     return (first,), (half("end", slice(at, None), document.chars - at),)
