@@ -30,15 +30,15 @@ results: $(READY)  ## measure the README's table anew (about 40 minutes; skips w
 	$(BIN)/python results/run.py
 
 lint: $(READY)  ## ruff
-	$(BIN)/ruff check src tests results docs
-	$(BIN)/ruff format --check src tests results docs
+	$(BIN)/ruff check src tests results docs examples
+	$(BIN)/ruff format --check src tests results docs examples
 
 types: $(READY)  ## mypy
 	$(BIN)/mypy
 
 format: $(READY)  ## rewrite the code as ruff wants it
-	$(BIN)/ruff check --fix src tests results docs
-	$(BIN)/ruff format src tests results docs
+	$(BIN)/ruff check --fix src tests results docs examples
+	$(BIN)/ruff format src tests results docs examples
 
 clean:  ## remove the environment and what the demo wrote
 	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache

@@ -28,9 +28,9 @@ def main() -> None:
         command("fit", "embedded", "--texts", "embedded", "--splits", splits, "--tokens", "65536", "-o", MAPS)
     for split in SPLITS:
         maps = MAPS / f"split-{split:02d}"
-        check(maps, f"prose-{split:02d}", "--texts", "embedded", "--needles", "8")
+        check(maps, f"prose-{split:02d}", "--texts", "embedded")
         check(maps, f"code-docs-{split:02d}", "--needles", "0")
-    check(MAPS / "split-15", "prose-15-no-leading", "--texts", "embedded", "--needles", "8", "--leading", "0")
+    check(MAPS / "split-15", "prose-15-no-leading", "--texts", "embedded", "--needles", "0", "--leading", "0")
     for split in SPLITS:
         bench(MAPS / f"split-{split:02d}", f"ttft-{split:02d}", "8192" if split != 15 else "2048,4096,8192")
     (OUT / "README.md").write_text(table(), encoding="utf-8")
@@ -40,7 +40,7 @@ def main() -> None:
 def check(maps: Path, name: str, *options: str) -> None:
     """One `ridgefill check`, unless done."""
     if not (OUT / f"{name}.json").exists():
-        base = ("check", "embedded", maps, "--tail", TAIL, "--tokens", "4096")
+        base = ("check", "embedded", maps, "--tail", TAIL, "--tokens", "4096", "--no-timing")
         command(*base, *options, "--json", OUT / f"{name}.json", may_fail=True)
 
 
@@ -48,7 +48,7 @@ def bench(maps: Path, name: str, lengths: str) -> None:
     """One `ridgefill bench ttft`, unless done."""
     if not (OUT / name / "ttft.json").exists():
         base = ("bench", "ttft", "embedded", maps, "--texts", "embedded", "--tail", TAIL)
-        command(*base, "--lengths", lengths, "--repeats", "5", "-o", OUT / name)
+        command(*base, "--lengths", lengths, "--repeats", "3", "-o", OUT / name)
 
 
 def command(*words: Any, may_fail: bool = False) -> None:
@@ -94,7 +94,7 @@ def table() -> str:
     lines += [
         "",
         f"{e['device']}, {e['threads']} threads, torch {e['torch']}, transformers {e['transformers']}, {e['date'][:10]}.",
-        "Losses are nats per token of the tail above exact; speedups are ratios of medians of 5 interleaved runs; the",
+        "Losses are nats per token of the tail above exact; speedups are ratios of medians of 3 interleaved runs; the",
         "ceiling counts multiply-accumulates (`ridgefill cost`).",
         "",
     ]

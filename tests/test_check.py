@@ -274,3 +274,11 @@ def test_facts_are_planted_in_long_enough_documents(texts):
     found = check(model, tiny_tokenizer(), eye_maps(model), [texts], **settings, tick=stages.append)
     assert len(found.needles) == 2
     assert stages[2:4] == ["planted fact 1 of 2", "planted fact 2 of 2"]
+
+
+def test_timing_can_be_left_out(texts, cache):
+    model, stages = tiny_model(), []
+    found = check(model, tiny_tokenizer(), eye_maps(model), [texts], **SMALL, timing=False, tick=stages.append)
+    assert "break-even length" not in stages and found.tried_tokens == 0
+    assert not (cache / "break-even").exists()
+    assert "left out" in found.words()[-1]

@@ -21,6 +21,7 @@ from ridgefill.eval.loss import TailLoss, compare
 from ridgefill.eval.needle import Needle, find_needles
 from ridgefill.fill import Exact, Fill, Identity, Ridge, TrueInputs
 from ridgefill.maps import RidgeMaps
+from ridgefill.measured import remember
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.prefill import check_prompt, fill_prefix
@@ -48,7 +49,7 @@ class Check:
         losses: per document and arm ("exact", "identity", "ridge"), nats of the tail's tokens.
         needles: facts planted in filled rows, and whether each arm's answer held them.
         min_tokens: the prompt length from which filling pays here; None if it did not within what was tried.
-        tried_tokens: the longest prompt timed; 0 if the text was too short for any.
+        tried_tokens: the longest prompt timed; 0 if that was left out or the text was too short for any.
     """
 
     plan: FillPlan
@@ -136,7 +137,7 @@ class Check:
 
     def _break_even(self) -> str:
         if not self.tried_tokens:
-            return "From which prompt length filling pays was not measured: the documents are too short."
+            return "From which prompt length filling pays was not measured: it was left out, or the documents are too short."
         if self.min_tokens is None:
             return (
                 f"On this machine filling did not pay up to {self.tried_tokens:,} tokens; `filling` and `run` "
@@ -182,6 +183,7 @@ def check(
     tokens: int | None = None,
     documents: int = 4,
     needles: int = 8,
+    timing: bool = True,
     seed: int = 0,
     tick: Callable[[str], None] = lambda stage: None,
 ) -> Check:
@@ -192,6 +194,7 @@ def check(
         tokens: length of the documents whose loss is measured; 2,048 more than the tail unless given.
         documents: how many at most.
         needles: facts planted in filled rows and asked for; 0 leaves that out.
+        timing: measure from which prompt length filling pays here, and remember it.
         tick: called with the stage's name before each.
 
     Raises:
@@ -224,11 +227,13 @@ def check(
         seed=seed,
         tick=lambda i: tick(f"planted fact {i} of {needles}"),
     )
+    if not timing:
+        return found
     tick("break-even length")
     if tried := break_even.tried_lengths(plan, length):
         found.tried_tokens = tried[-1]
         found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0])
-        break_even.remember(maps, plan, model.device, found.min_tokens or found.tried_tokens + 1)
+        remember(maps, plan, model.device, found.min_tokens or found.tried_tokens + 1)
     return found
 
 

@@ -166,6 +166,7 @@ def check(
     needles: Annotated[
         int, typer.Option(min=0, help="Facts planted in filled rows and asked for; 0 leaves that out.")
     ] = 8,
+    timing: Annotated[bool, typer.Option(help="Measure from which prompt length filling pays here.")] = True,
     seed: int = 0,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write the findings to this file as well.")
@@ -197,6 +198,7 @@ def check(
             tokens=tokens,
             documents=documents,
             needles=needles,
+            timing=timing,
             seed=seed,
             tick=lambda stage: status.update(f"checking: {stage}"),
         )

@@ -10,7 +10,7 @@ import torch
 from transformers import TextStreamer, pipeline
 from transformers.generation.streamers import BaseStreamer
 
-from ridgefill.bench import break_even
+from ridgefill import measured
 from ridgefill.compat import CACHE_ARG, cache_kwarg, new_cache
 from ridgefill.engines.transformers import UNMEASURED_BREAK_EVEN, filling
 from ridgefill.errors import MapsMismatchError, SettingError, UnsupportedModelError
@@ -551,7 +551,7 @@ def test_min_tokens_is_the_tail_and_256_rows_unless_measured(tmp_path, monkeypat
     maps = random_maps(model, 3)
     assert filling(model, maps).min_tokens == 2048 + 16 + UNMEASURED_BREAK_EVEN
     f = filling(model, maps, tail=8, leading=4)
-    break_even.remember(maps, f.plan, model.device, 77)
+    measured.remember(maps, f.plan, model.device, 77)
     assert filling(model, maps, tail=8, leading=4).min_tokens == 77
     assert filling(model, maps, tail=9, leading=4).min_tokens == 9 + 4 + UNMEASURED_BREAK_EVEN
     assert (

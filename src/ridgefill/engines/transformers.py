@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from ridgefill.bench.break_even import recall
 from ridgefill.compat import CACHE_ARG, new_cache, take_cache
 from ridgefill.errors import PromptError, SettingError
 from ridgefill.fill import Ridge
+from ridgefill.measured import recall
 from ridgefill.models import tail_attention
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import DEFAULT_LEADING, DEFAULT_TAIL, FillPlan, make_plan
