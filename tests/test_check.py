@@ -278,7 +278,9 @@ def test_facts_are_planted_in_long_enough_documents(texts):
 
 def test_timing_can_be_left_out(texts, cache):
     model, stages = tiny_model(), []
-    found = check(model, tiny_tokenizer(), eye_maps(model), [texts], **SMALL, timing=False, tick=stages.append)
+    found = check(
+        model, tiny_tokenizer(), eye_maps(model), [texts], **SMALL, timing=False, tick=stages.append
+    )
     assert "break-even length" not in stages and found.tried_tokens == 0
     assert not (cache / "break-even").exists()
     assert "left out" in found.words()[-1]

@@ -121,3 +121,9 @@ def test_code_and_docs_come_from_this_python():
         folder.rmdir()
     after = {p: digest(p) for d in (embedded.code_texts(), embedded.doc_texts()) for p in d.iterdir()}
     assert after == before
+
+
+def test_a_file_of_comments_without_a_docstring_is_read_at_once():
+    # A pattern that backtracks over comment lines would take longer than the universe has.
+    assert embedded._DOCSTRING.match("# a comment\n" * 2000 + "x = 1\n") is None
+    assert embedded._DOCSTRING.match('# a comment\n\n"""What it\nis."""\n')[1] == "What it\nis."

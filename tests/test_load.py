@@ -19,10 +19,9 @@ from transformers import (
 )
 from transformers.utils import logging as chatter
 
-from ridgefill.errors import OutputError, SettingError, UnsupportedModelError
+from ridgefill.errors import ModelFileError, OutputError, SettingError, UnsupportedModelError
 from ridgefill.gguf_file import converted_folder, read_architecture
 from ridgefill.load import load_config, load_model
-from ridgefill.quiet import ModelFileError
 from tests import gguf_maker
 
 SIZES = dict(

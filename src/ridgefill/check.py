@@ -137,7 +137,10 @@ class Check:
 
     def _break_even(self) -> str:
         if not self.tried_tokens:
-            return "From which prompt length filling pays was not measured: it was left out, or the documents are too short."
+            return (
+                "From which prompt length filling pays was not measured: it was left out, or the documents are "
+                "too short."
+            )
         if self.min_tokens is None:
             return (
                 f"On this machine filling did not pay up to {self.tried_tokens:,} tokens; `filling` and `run` "

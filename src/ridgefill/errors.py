@@ -24,6 +24,10 @@ class UnsupportedModelError(RidgeFillError):
     """The model's architecture (or something it carries) cannot be filled correctly."""
 
 
+class ModelFileError(RidgeFillError):
+    """A model's files are missing, incomplete, unreachable or not what their name says."""
+
+
 class MapsMismatchError(RidgeFillError):
     """The maps belong to another model, tokenizer or split."""
 

@@ -19,10 +19,10 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ridgefill.errors import UnsupportedModelError
+from ridgefill.errors import ModelFileError, UnsupportedModelError
 from ridgefill.files import cache_dir, sha256_file, whole_folder, write_json
 from ridgefill.models.decoder import FAMILIES, refuse_unsupported
-from ridgefill.quiet import ModelFileError, clear, quiet, refuse_incomplete
+from ridgefill.quiet import clear, quiet, refuse_incomplete
 
 _log = logging.getLogger(__name__)
 

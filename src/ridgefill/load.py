@@ -13,10 +13,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ridgefill.devices import usable_device
-from ridgefill.errors import SettingError
+from ridgefill.errors import ModelFileError, SettingError
 from ridgefill.gguf_file import convert_once, quantization, read_architecture
 from ridgefill.models.decoder import refuse_unsupported
-from ridgefill.quiet import ModelFileError, clear, quiet, refuse_incomplete
+from ridgefill.quiet import clear, quiet, refuse_incomplete
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -12,11 +12,7 @@ import torch
 from huggingface_hub.utils import logging as hub_chatter
 from transformers.utils import logging as chatter
 
-from ridgefill.errors import RidgeFillError, UnsupportedModelError
-
-
-class ModelFileError(RidgeFillError):
-    """A model's files are missing, incomplete, unreachable or not what their name says."""
+from ridgefill.errors import ModelFileError, RidgeFillError, UnsupportedModelError
 
 
 def refuse_incomplete(info: Any, label: str) -> None:
