@@ -1,4 +1,4 @@
-"""Devices that users name."""
+"""Devices: those that users name, and waiting for one."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def usable_device(name: str | torch.device, option: str = "--device") -> torch.d
     if device.type == "meta":
         raise SettingError(f"{option} {name}", "it holds no numbers", "leave it out, or give cpu")
     return device
+
+
+def wait(device: torch.device) -> None:
+    """Returns when the device has done what it was given; timings are of the work, not of the launch."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ridgefill.compat import new_cache
+from ridgefill.devices import wait
 from ridgefill.errors import PromptError
 from ridgefill.models import attention
 from ridgefill.models.decoder import Decoder, Rows
@@ -51,10 +52,10 @@ class PrefillStats:
     @contextmanager
     def stage(self, name: str, device: torch.device) -> Iterator[None]:
         """Times one stage, waiting for the device at both ends."""
-        _wait(device)
+        wait(device)
         start = time.perf_counter()
         yield
-        _wait(device)
+        wait(device)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
@@ -285,8 +286,3 @@ def exact_stats(ids: Tensor, mask: Tensor | None, reason: str) -> PrefillStats:
     stats = PrefillStats(reason=reason)
     stats.add_tail(ids, mask)
     return stats
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgefill.bench.cost import ModelShape, Setting, layer_pass_ceiling, macs_ceiling
 from ridgefill.bench.environment import environment
+from ridgefill.devices import wait
 from ridgefill.engines.transformers import Filling
 from ridgefill.errors import PromptError, SettingError
 from ridgefill.files import whole
@@ -63,7 +64,7 @@ class Ttft:
 @torch.no_grad()
 def first_token(model: Any, ids: Tensor) -> tuple[int, float]:
     """The greedy first token after ids [1, n], and the seconds until it is known; as ``generate`` runs it."""
-    _wait(ids.device)
+    wait(ids.device)
     start = time.perf_counter()
     logits = model(input_ids=ids, use_cache=True, logits_to_keep=1).logits
     token = int(logits[0, -1].argmax())
@@ -198,8 +199,3 @@ def picture(rows: Sequence[Ttft], path: str | Path, title: str) -> None:
     ratio.legend()
     with whole(path) as temporary:
         figure.savefig(temporary, dpi=150)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from ridgefill.compat import CACHE_ARG, new_cache, take_cache
+from ridgefill.devices import wait
 from ridgefill.errors import PromptError, SettingError
 from ridgefill.fill import Ridge
 from ridgefill.measured import recall
@@ -130,6 +131,7 @@ class Filling:
         if self._tail_attention is not None:
             self._tail_attention.off()
         if self._tail_began is not None and self.stats is not None:
+            wait(model.device)
             self.stats.seconds["tail"] = time.perf_counter() - self._tail_began
             self._tail_began = None
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ridgefill.devices import wait
 from ridgefill.errors import CorpusError, OutputError
 from ridgefill.files import whole, write_json
 from ridgefill.fit.moments import Moments
@@ -136,8 +137,7 @@ class _Clock:
         self.seconds, self.start = seconds, time.perf_counter()
 
     def lap(self, name: str, device: torch.device) -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
         now = time.perf_counter()
         self.seconds[name] += now - self.start
         self.start = now
