@@ -7,21 +7,25 @@ there is skipped, so a stopped run goes on. Delete a file to measure it again.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-OUT = HERE / "smollm2-135m"
-MAPS = HERE.parent / ".cache" / "results-maps"
+ROOT = Path(
+    __file__
+).parent.parent  # paths below are relative to it, so that recorded commands can be run again
+OUT = Path("results") / "smollm2-135m"
+MAPS = Path(".cache") / "results-maps"
 SPLITS = (7, 15, 19)  # depths 1/4, 1/2, 5/8
 TAIL = "1024"
 
 
 def main() -> None:
     """All steps, then the table."""
+    os.chdir(ROOT)
     OUT.mkdir(exist_ok=True)
     if not (MAPS / f"split-{SPLITS[-1]:02d}").exists():
         splits = ",".join(map(str, SPLITS))
@@ -64,7 +68,8 @@ def bench(maps: Path, name: str, lengths: str) -> None:
 
 def command(*words: Any, may_fail: bool = False) -> None:
     """Runs the package's command line; ``may_fail`` lets `check` say that maps are not recommended."""
-    done = subprocess.run([sys.executable, "-m", "ridgefill.cli", *map(str, words)], check=False)
+    program = Path(sys.executable).with_name("ridgefill")
+    done = subprocess.run([program, *map(str, words)], check=False)
     if done.returncode > (1 if may_fail else 0):
         sys.exit(done.returncode)
 

@@ -142,7 +142,7 @@ def test_quantization_is_named():
         ("~/some-model", "some-model"),
         ("../a/some-model", "some-model"),
         ("C:\\models\\some-model", "some-model"),
-        ("/root/hub/models--org--name/snapshots/0123abc", "org/name"),
+        ("/home/me/hub/models--org--name/snapshots/0123abc", "org/name"),
     ],
 )
 def test_names_never_hold_a_path(path, name):
