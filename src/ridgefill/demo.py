@@ -110,7 +110,7 @@ def _measure(
         answers["filled"] = answer(model, tokenizer, ids, max_new_tokens=48)
     for name, each in answers.items():
         console.print(f"[bold]{name}[/bold] ({each.first_token_seconds:.1f} s to the first token):")
-        console.print(textwrap.indent(textwrap.fill(each.text, 100), "    "), markup=False)
+        console.print(textwrap.indent(textwrap.fill(each.text, console.width - 6), "    "), markup=False)
     with console.status(f"timing both, interleaved, {REPEATS} times"):  # the answers have warmed up
         timing = ttft.measure(model, plan, ids, [ids.shape[1]], repeats=REPEATS, warm_up=0)[0]
     arms: dict[str, Fill] = {"exact": Exact(), "identity": Identity(), "filled": plan.fill}
@@ -126,8 +126,8 @@ def words(result: Result) -> list[str]:
     t, same = result.timing, result.answers["exact"].text == result.answers["filled"].text
     return [
         f"First token {t.speedup:.2f} times sooner: {statistics.median(t.exact):.1f} s exact, "
-        f"{statistics.median(t.filled):.1f} s filled. Counting multiply-accumulates it could have been "
-        f"{t.macs_ceiling:.2f}, counting layers {t.layer_pass_ceiling:.2f}.",
+        f"{statistics.median(t.filled):.1f} s filled. What it could have been: {t.macs_ceiling:.2f} by the count of "
+        f"multiply-accumulates, {t.layer_pass_ceiling:.2f} by the count of layers.",
         f"{result.filled_rows:,} of {result.prompt_tokens:,} prompt rows were filled from layer "
         f"{result.plan.split} up; the last {result.plan.tail:,} and the first {result.plan.leading} ran exactly.",
         f"Cost: the loss of the last {result.plan.tail:,} tokens rose by {result.cost('filled'):+.3f} nats a token "
