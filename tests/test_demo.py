@@ -65,7 +65,7 @@ def test_words_say_speed_ceiling_rows_and_cost():
     said = " ".join(demo.words(result))
     for part in (
         "1.55 times sooner: 31.0 s exact, 20.0 s filled",
-        "could have been 1.60, counting layers 1.78",
+        "could have been: 1.60 by the count of multiply-accumulates, 1.78 by the count of layers",
         "6,460 of 7,500 prompt rows were filled from layer 15",
         "the last 1,024 and the first 16 ran exactly",
         "rose by +0.125 nats a token",

@@ -292,7 +292,7 @@ def test_maps_that_lack_a_layer():
     model = model_of("llama")
     maps = random_maps(model, 3)
     del maps.maps[5]
-    with pytest.raises(MapsMismatchError, match="layer 5"):
+    with pytest.raises(MapsMismatchError, match="none for layers 5"):
         prefill(model, prompt(), maps, tail=TAIL)
 
 

@@ -28,7 +28,7 @@ from ridgefill.bench.cost import (
     table,
 )
 from ridgefill.errors import SettingError, UnsupportedModelError
-from ridgefill.models.attention import window
+from ridgefill.models.decoder import Decoder
 from tests.tiny import FAMILIES, tiny_model
 
 # The published config.json files, as they were before head_dim and layer_types were written out.
@@ -227,7 +227,7 @@ def test_the_shape_is_that_of_the_model_itself(family: str, tmp_path: Any) -> No
         attention = layers[0].self_attn
         assert shape.kv == attention.k_proj.weight.numel() + attention.v_proj.weight.numel()
         assert shape.map == layers[0].input_layernorm.weight.numel() ** 2
-        assert shape.windows == tuple(window(layer) for layer in layers)
+        assert shape.windows == tuple(Decoder(model).window(i) for i in range(len(layers)))
 
 
 @pytest.mark.parametrize(
