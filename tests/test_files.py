@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
-import signal
 import stat
 from pathlib import Path
 
@@ -11,21 +9,11 @@ import pytest
 
 from ridgefill.errors import OutputError
 from ridgefill.files import cache_dir, sha256_file, whole, whole_folder, write_json, write_text
+from tests.disk import small_files
 
 
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
-
-
-@pytest.fixture
-def small_disk():
-    """A file-size limit makes the kernel refuse large writes, as a full disk does."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_text_and_json_come_back(tmp_path):
@@ -44,9 +32,9 @@ def test_json_that_is_none_leaves_the_old_file(tmp_path):
     assert names(tmp_path) == ["a.json"]
 
 
-def test_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, small_disk):
+def test_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
     write_text(tmp_path / "a.txt", "old")
-    with pytest.raises(OutputError, match="free some space"):
+    with pytest.raises(OutputError, match="free some space"), small_files():
         write_text(tmp_path / "a.txt", "x" * 10_000)
     assert (tmp_path / "a.txt").read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
@@ -83,8 +71,12 @@ def test_whole_folder(tmp_path):
     assert names(tmp_path / "deep") == ["f"] and names(tmp_path / "deep" / "f") == ["sub"]
 
 
-def test_whole_folder_that_fails_leaves_nothing(tmp_path, small_disk):
-    with pytest.raises(OutputError, match="free some space"), whole_folder(tmp_path / "f") as temporary:
+def test_whole_folder_that_fails_leaves_nothing(tmp_path):
+    with (
+        pytest.raises(OutputError, match="free some space"),
+        small_files(),
+        whole_folder(tmp_path / "f") as temporary,
+    ):
         (temporary / "a").write_bytes(b"1")
         (temporary / "b").write_bytes(b"x" * 10_000)
     with pytest.raises(OutputError, match="less free"), whole_folder(tmp_path / "f", needs=1 << 60):

@@ -4,8 +4,6 @@ import copy
 import hashlib
 import json
 import os
-import resource
-import signal
 import stat
 import warnings
 from dataclasses import replace
@@ -20,6 +18,7 @@ from ridgefill.errors import MapsFileError, MapsMismatchError, OutputError, Ridg
 from ridgefill.fit.quantize import dequantize_int8, quantize_int8
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.identity import ModelIdentity
+from tests.disk import small_files
 from tests.local_hub import local_hub
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -208,26 +207,15 @@ def test_a_foreign_folder_or_file_is_never_replaced(tmp_path):
     assert equal(RidgeMaps.load(tmp_path / "empty"), make_maps())
 
 
-@pytest.fixture
-def small_disk():
-    """A file-size limit makes the kernel refuse large writes, as a full disk does."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, small_disk):
-    with pytest.raises(OutputError, match="free some space"):
+def test_a_full_disk_leaves_nothing(tmp_path):
+    with pytest.raises(OutputError, match="free some space"), small_files(8192):
         make_maps().save(tmp_path / "m")
     assert names(tmp_path) == []
 
 
-def test_a_full_disk_leaves_the_earlier_maps(tmp_path, small_disk):
+def test_a_full_disk_leaves_the_earlier_maps(tmp_path):
     make_maps(layers=(2,), width=16).save(tmp_path / "m")
-    with pytest.raises(OutputError):
+    with pytest.raises(OutputError), small_files(8192):
         make_maps().save(tmp_path / "m")
     assert names(tmp_path) == ["m"]
     assert equal(RidgeMaps.load(tmp_path / "m"), make_maps(layers=(2,), width=16))

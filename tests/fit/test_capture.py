@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import resource
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from ridgefill.fit.capture import Capture, Checkpoint, heldout_rows, layer_input
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.windows import Plan, Window
 from ridgefill.models.decoder import Decoder
+from tests.disk import small_files
 from tests.tiny import FAMILIES, tiny_model
 
 LEADING = 16
@@ -167,15 +166,8 @@ def test_full_disk_keeps_the_last_checkpoint(decoder, tmp_path):
     saver = Checkpoint(tmp_path, {}, 0)
     saver.save(capture, 2)
     capture.position, capture.sample = 1, {}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (20000, hard)
-    )  # the system refuses larger files, as a full disk
-    try:
-        with pytest.raises(OutputError):
-            saver.save(capture, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(OutputError), small_files(20000):
+        saver.save(capture, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "moments-2.safetensors",
         "sample-3.safetensors",
