@@ -35,8 +35,21 @@ CASES: dict[str, dict[str, Any]] = {
         "max_window_layers": 3,
     },
     "gemma3-eager": {"family": "gemma3_text", "attn_implementation": "eager"},
+    "mixtral-window": {"family": "mixtral", "sliding_window": 32},
+    "olmo_hybrid-rope": {
+        "family": "olmo_hybrid",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }
-WINDOWS = ("gemma2", "gemma3_text", "mistral-window", "qwen2-window", "gemma3-eager")
+WINDOWS = (
+    "gemma2",
+    "gemma3_text",
+    "mistral-window",
+    "qwen2-window",
+    "gemma3-eager",
+    "gpt_oss",
+    "mixtral-window",
+)
 
 
 @functools.cache
@@ -105,6 +118,15 @@ def logits_with_inputs(
     model: Any, ids: Tensor, filled: Tensor, split: int, predict: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
     """Logits [n, V] when the filled rows of ids [n] enter each late layer as predicted from the split state."""
+    with inputs_swapped(model, filled, split, predict):
+        return model(ids[None], use_cache=False).logits[0]
+
+
+@contextmanager
+def inputs_swapped(
+    model: Any, filled: Tensor, split: int, predict: Callable[[int, Tensor], Tensor]
+) -> Iterator[None]:
+    """While it lasts, filled rows [n] enter each late layer of the stock model as predicted from the split state."""
     state: dict[str, Tensor] = {}
 
     def swap(i: int) -> Callable[..., Any]:
@@ -118,19 +140,19 @@ def logits_with_inputs(
         return hook
 
     with _late_hooks(model, split, swap):
-        return model(ids[None], use_cache=False).logits[0]
+        yield
 
 
 @torch.no_grad()
 def logits_with_hidden_rows(model: Any, ids: Tensor, hidden: Tensor, split: int) -> Tensor:
-    """Logits [n, V] when no row of ids [n] attends to the hidden rows in the late layers."""
+    """Logits [n, V] when no row of ids [n] attends to the hidden rows in the late layers, and no state holds them."""
     config, n = model.config, len(ids)
     q, k = torch.arange(n)[:, None], torch.arange(n)[None]
 
     def hide(i: int) -> Callable[..., Any]:
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         windowed = kinds[i] == "sliding_attention" or (
-            config.model_type == "mistral" and config.sliding_window is not None
+            config.model_type in ("mistral", "mixtral") and config.sliding_window is not None
         )
         seen = (k <= q) & (k > q - config.sliding_window if windowed else k >= 0)
         seen = (seen & ~hidden[None]) | (q == k)  # a row with nothing to see would be undefined
@@ -139,11 +161,11 @@ def logits_with_hidden_rows(model: Any, ids: Tensor, hidden: Tensor, split: int)
             mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
 
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return args, {**kwargs, "attention_mask": mask}
+            return args, kwargs if kinds[i] == "linear_attention" else {**kwargs, "attention_mask": mask}
 
         return hook
 
-    with _late_hooks(model, split, hide):
+    with _late_hooks(model, split, hide), _skipped(model, split, ~hidden):
         return model(ids[None], use_cache=False).logits[0]
 
 
@@ -164,12 +186,27 @@ def reference_logits(
 
 
 def assert_same_cache(ours: Any, stock: Any) -> None:
-    """Every layer's keys and values are equal bit for bit."""
+    """What every layer keeps is equal bit for bit: keys and values, or the convolution's and the recurrent state."""
     assert ours.get_seq_length() == stock.get_seq_length()
     for i, (a, b) in enumerate(zip(ours.layers, stock.layers, strict=True)):
         assert type(a) is type(b)
-        assert a.get_seq_length() == b.get_seq_length(), i
-        assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values), i
+        if not is_recurrent(b):
+            assert a.get_seq_length() == b.get_seq_length(), i
+        for mine, theirs in zip(held(a), held(b), strict=True):
+            assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), i
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Whether a cache's layer keeps states instead of keys and values."""
+    return hasattr(layer, "recurrent_states")
+
+
+def held(layer: Any) -> tuple[Tensor, ...]:
+    """The tensors that a cache's layer keeps."""
+    if not is_recurrent(layer):
+        return layer.keys, layer.values
+    assert layer.has_previous_state[0]
+    return layer.conv_states[0], layer.recurrent_states[0]
 
 
 def close(ours: Tensor, theirs: Tensor, atol: float = 3e-5) -> None:
@@ -196,6 +233,30 @@ def hooks_of(model: Any) -> int:
 def _late_hooks(model: Any, split: int, make: Callable[[int], Callable[..., Any]]) -> Iterator[None]:
     layers = list(enumerate(model.model.layers))[split:]
     handles = [layer.register_forward_pre_hook(make(i), with_kwargs=True) for i, layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _skipped(model: Any, split: int, visible: Tensor) -> Iterator[None]:
+    """While it lasts, the late recurrent layers see only the visible rows [n], one right after the other."""
+
+    def pick(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "hidden_states": kwargs["hidden_states"][:, visible]}
+
+    def spread(_: Any, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        every = out.new_zeros(len(out), len(visible), out.shape[-1])
+        every[:, visible] = out
+        return every
+
+    handles = []
+    for layer in model.model.layers[split:]:
+        if hasattr(layer, "linear_attn"):
+            handles.append(layer.linear_attn.register_forward_pre_hook(pick, with_kwargs=True))
+            handles.append(layer.linear_attn.register_forward_hook(spread))
     try:
         yield
     finally:

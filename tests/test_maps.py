@@ -7,6 +7,7 @@ import os
 import stat
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from ridgefill.errors import MapsFileError, MapsMismatchError, OutputError, RidgeFillWarning, SettingError
 from ridgefill.fit.quantize import dequantize_int8, quantize_int8
 from ridgefill.maps import AffineMap, RidgeMaps
+from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.rows.token_table import TokenTable
 from tests.disk import small_files
 from tests.local_hub import local_hub
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -242,6 +245,133 @@ def test_what_json_or_int8_cannot_hold_is_refused_and_leaves_nothing(tmp_path):
     assert RidgeMaps.load(tmp_path / "m").provenance == {"score": None, "grid": [1, 2]}
 
 
+# --- token table, terminal states, preset
+
+
+def table(n=320, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return TokenTable.of(tiny_tokenizer(), torch.randint(0, 50, (n,), generator=g))
+
+
+def states(layers=(2, 3), seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {layer: torch.randn(4, 8, 12, generator=g) for layer in layers}
+
+
+def test_table_terminal_states_and_preset_are_saved_and_loaded(tmp_path):
+    preset = {"name": "quality", "rows": [{"share": 0.25}], "tail": 2048}
+    maps = make_maps(tokens=table(), terminal=states(), preset=preset)
+    maps.save(tmp_path / "m", encoding="bf16")
+    assert names(tmp_path / "m")[2:] == ["ridgefill.json", "terminal.safetensors", "tokens.safetensors"]
+    manifest = json.loads((tmp_path / "m" / "ridgefill.json").read_text())
+    assert [entry["file"] for entry in manifest["others"]] == ["tokens.safetensors", "terminal.safetensors"]
+    for entry in manifest["others"]:
+        data = (tmp_path / "m" / entry["file"]).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(data).hexdigest()
+    back = RidgeMaps.load(tmp_path / "m")
+    assert back.preset == preset and list(back.terminal) == [2, 3]
+    for layer, state in states().items():
+        assert torch.equal(back.terminal[layer], state)  # fp32, whatever the maps' encoding
+    for name, column in table().tensors().items():
+        assert torch.equal(back.tokens.tensors()[name], column)
+    make_maps().save(tmp_path / "m")  # maps without them leave none behind
+    assert names(tmp_path / "m") == ["proj.L2.safetensors", "proj.L3.safetensors", "ridgefill.json"]
+
+
+def test_folders_without_them_load_and_have_the_hash_they_had(tmp_path):
+    make_maps().save(tmp_path / "m")
+    path = tmp_path / "m" / "ridgefill.json"
+    manifest = json.loads(path.read_text())
+    for name in ("others", "preset", "manifest_sha256"):  # as earlier versions wrote it
+        manifest.pop(name)
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    path.write_text(json.dumps({**manifest, "manifest_sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    back = RidgeMaps.load(tmp_path / "m")
+    assert (back.tokens, back.terminal, back.preset) == (None, {}, None)
+    files = {entry["file"]: entry["sha256"] for entry in manifest["layers"]}
+    text = json.dumps({"split": 1, "files": files}, sort_keys=True, separators=(",", ":"))
+    assert back.content_hash == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_hash_covers_table_and_terminal_states_but_no_preset(tmp_path):
+    kinds = [
+        make_maps(),
+        make_maps(terminal=states()),
+        make_maps(terminal=states(seed=1)),
+        make_maps(terminal=states((3,))),
+        make_maps(tokens=table()),
+        make_maps(tokens=table(seed=1)),
+    ]
+    assert len({m.content_hash for m in kinds}) == len(kinds)
+    for i, m in enumerate(kinds):
+        m.save(tmp_path / f"{i}")
+    assert len({RidgeMaps.load(tmp_path / f"{i}").content_hash for i in range(len(kinds))}) == len(kinds)
+    assert make_maps(preset={"name": "pop"}).content_hash == kinds[0].content_hash
+
+
+def test_terminal_states_move_and_stay_fp32():
+    maps = make_maps(terminal=states(), tokens=table(), preset={"name": "quality"})
+    moved = maps.to("meta", torch.bfloat16)
+    assert moved.terminal[2].is_meta and moved.terminal[2].dtype == torch.float32
+    assert moved.tokens is maps.tokens and moved.preset == maps.preset
+    assert not maps.terminal[2].is_meta and moved.content_hash == maps.content_hash
+
+
+@pytest.mark.parametrize("file", ["tokens.safetensors", "terminal.safetensors"])
+def test_damaged_tables_and_states_are_named(tmp_path, file):
+    maps = make_maps(tokens=table(), terminal=states())
+    path = maps.save(tmp_path / "m") / file
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(MapsFileError, match=f"{file} is truncated or altered"):
+        RidgeMaps.load(tmp_path / "m")
+    path.unlink()
+    with pytest.raises(MapsFileError, match=f"{file} is missing"):
+        RidgeMaps.load(tmp_path / "m")
+    for wrong in (
+        {"terminal.x": torch.zeros(1, 2, 3)},
+        {"terminal.2": torch.zeros(2, 3)},
+        {"terminal.2": torch.full((1, 2, 3), float("nan"))},
+        {"terminal.2": torch.zeros(1, 2, 3).bfloat16()},
+        {"classes": torch.zeros(3)},
+    ):
+        save_file(wrong, path)
+        entries = json.loads((tmp_path / "m" / "ridgefill.json").read_text())["others"]
+        for entry in entries:
+            entry["sha256"] = hashlib.sha256((tmp_path / "m" / entry["file"]).read_bytes()).hexdigest()
+        edit(tmp_path / "m", sign=True, others=entries)
+        with pytest.raises(MapsFileError, match=file):
+            RidgeMaps.load(tmp_path / "m")
+    edit(tmp_path / "m", sign=True, others=[{"file": "../m/tokens.safetensors", "sha256": "0"}])
+    with pytest.raises(MapsFileError, match="names it wrongly"):
+        RidgeMaps.load(tmp_path / "m")
+
+
+def test_a_full_disk_leaves_no_table_behind(tmp_path):
+    with pytest.raises(OutputError), small_files(30_000):
+        make_maps(terminal={2: torch.zeros(4, 64, 64)}).save(tmp_path / "m")
+    assert names(tmp_path) == []
+
+
+def test_a_preset_that_json_cannot_hold_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"manifest\.preset\.a"):
+        make_maps(preset={"a": torch.zeros(1)}).save(tmp_path / "m")
+    assert names(tmp_path) == []
+
+
+def test_tables_and_states_of_another_model_are_refused():
+    hybrid = tiny_model("qwen3_next", num_hidden_layers=4)
+    make = partial(make_maps, identity=ModelIdentity.of(hybrid))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(tokens=table(), terminal=states((3,))).check_model(hybrid)  # layers 0, 1 and 3 are recurrent
+    with pytest.raises(MapsMismatchError, match="token table has 300 tokens, and the model 320"):
+        make(tokens=table(300)).check_model(hybrid)
+    for layers, named in (((2, 3), "2"), ((0, 3), "0"), ((3, 4), "4")):
+        with pytest.raises(MapsMismatchError, match=f"terminal states of layers {named}, which"):
+            make(terminal=states(layers)).check_model(hybrid)
+
+
 # --- which folder
 
 
@@ -389,6 +519,17 @@ def test_published_maps_load_with_a_warning(tmp_path, int8):
         back.check_model(model_of())
     with pytest.raises(MapsMismatchError, match="64 x 64, and the model's states are 32 wide"):
         back.check_model(model_of(hidden_size=32))
+
+
+def test_maps_are_compared_with_what_the_model_s_layers_read(monkeypatch):
+    wide = {layer: AffineMap(torch.zeros(D, 4 * D), torch.zeros(D)) for layer in (2, 3)}
+    maps = RidgeMaps(1, wide, ModelIdentity.of(model_of()))
+    with pytest.raises(MapsMismatchError, match="layer 2 is 64 x 256, and the model's states are 64 wide"):
+        maps.check_model(model_of())
+    monkeypatch.setattr(Decoder, "width_in", 4 * D, raising=False)  # as if four streams entered each layer
+    maps.check_model(model_of())
+    with pytest.raises(MapsMismatchError, match=r"64 x 64, and .* are 256 wide and its layers' inputs 64"):
+        make_maps(identity=maps.identity).check_model(model_of())
 
 
 @pytest.mark.parametrize(("stated", "split"), [({"split_layer": 1}, 1), ({"split_seed": 42}, 2), ({}, 2)])

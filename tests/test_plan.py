@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ridgefill.correct import KeyRescale, TerminalState, ValueRescale
+from ridgefill.correct.parse import parse_corrections
 from ridgefill.errors import SettingError
 from ridgefill.fill import Exact, Identity, NoFill, Ridge, TrueInputs
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.plan import DEFAULT_LEADING, DEFAULT_TAIL, FillPlan, layer_of, make_plan
+from ridgefill.rows import AttentionRows, LexicalRows, ProbeRows, RandomRows, SpecialRows
 
 
 def maps(split: int = 3) -> RidgeMaps:
@@ -36,8 +39,70 @@ def test_an_arm_itself():
 
 @pytest.mark.parametrize(("layers", "split"), [(6, 4), (32, 22), (36, 24), (28, 19), (30, 20)])
 def test_pop_is_published(layers, split):  # 22 of 32 and 24 of 36 are the paper's
-    assert make_plan(layers, fill="pop", tail=99, leading=9) == FillPlan(Identity(), split, tail=1, leading=0)
+    for named in ({"fill": "pop"}, {"preset": "pop"}):
+        assert make_plan(layers, **named) == FillPlan(Identity(), split, tail=1, leading=0)
+    assert make_plan(layers, preset="pop", tail=99) == FillPlan(Identity(), split, tail=99, leading=0)
     assert split == layers - layers // 3
+
+
+# presets
+
+
+def test_presets_are_the_papers_deployments():
+    found = {name: make_plan(64, fill=Identity(), preset=name) for name in ("reference", "27b", "flash-next")}
+    assert (found["reference"].split, found["reference"].tail) == (24, 4096)
+    assert (found["27b"].split, found["27b"].tail) == (16, 4096)
+    assert (found["flash-next"].split, found["flash-next"].tail) == (32, 2048)
+    assert found["27b"].corrections == (ValueRescale(512),)
+    assert found["27b"].rows == ProbeRows("27b", within=LexicalRows()) | SpecialRows()
+    assert make_plan(32, fill=Identity(), preset="reference+rows").rows == AttentionRows(0.10)
+    assert make_plan(32, fill=Identity(), preset="reference").rows is None
+    with pytest.raises(SettingError, match="mean state differences"):
+        make_plan(48, fill=Identity(), preset="quality")
+    with pytest.raises(SettingError, match=r"'28b'.*reference\+rows"):
+        make_plan(48, preset="28b")
+
+
+def test_what_is_named_takes_precedence_then_the_preset_then_the_maps():
+    made_for = maps()
+    made_for.preset = {"tail": 100, "rows": "random(0.5)", "corrections": "key_rescale(7)"}
+    plain = make_plan(6, made_for)
+    assert (plain.tail, plain.rows, plain.corrections) == (100, RandomRows(0.5), (KeyRescale(7),))
+    named = make_plan(6, made_for, tail=9, rows="none", corrections="")
+    assert (named.tail, named.rows, named.corrections) == (9, None, ())
+    other = make_plan(6, made_for, preset="reference+rows", leading=3)
+    assert (other.tail, other.rows, other.leading) == (4096, AttentionRows(0.1), 3)
+    made_for.preset = {"preset": "27b", "tail": 33}
+    assert make_plan(6, made_for).tail == 33 and make_plan(6, made_for).rows == found_rows("27b")
+
+
+def found_rows(name):
+    return make_plan(6, fill=Identity(), preset=name).rows
+
+
+def test_a_plan_in_words_makes_the_same_plan():
+    plan = make_plan(6, maps(), rows="attention(0.2) | special", corrections="value_rescale(9) | key_rescale")
+    words = plan.to_json()
+    assert words["rows"] == "attention(0.2) | special"
+    again = make_plan(6, maps(), rows=words["rows"], corrections=words["corrections"])
+    assert (again.rows, again.corrections) == (plan.rows, plan.corrections)
+
+
+def test_corrections_in_words():
+    assert parse_corrections("") == ()
+    assert parse_corrections("value_rescale | key_rescale(64, 0.5) | terminal_state(0.25)") == (
+        ValueRescale(),
+        KeyRescale(64, 0.5),
+        TerminalState(0.25),
+    )
+    for bad in ("scale", "value_rescale(x)", "value_rescale(1.5)", "terminal_state(1, 2)", "key_rescale(0)"):
+        with pytest.raises(SettingError, match="rescale"):
+            parse_corrections(bad)
+
+
+def test_the_probe_over_no_fill_is_refused():
+    with pytest.raises(SettingError, match="probe with the no-fill arm"):
+        make_plan(6, fill="none", split=3, rows="probe(0.1)")
 
 
 @pytest.mark.parametrize(

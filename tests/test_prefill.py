@@ -36,7 +36,9 @@ from .reference import (
     close,
     filled_rows,
     generate,
+    held,
     hooks_of,
+    is_recurrent,
     logits_with_inputs,
     model_of,
     padded,
@@ -87,8 +89,8 @@ def test_true_inputs_with_leading_rows_equal_exact_to_rounding(case, n):
     model, ids = model_of(case), prompt(n)
     ours = prefill(model, ids, fill="true", split=3, tail=TAIL, leading=LEADING)
     for a, b in zip(ours.layers, stock_cache(model, ids[:, : n - TAIL]).layers, strict=True):
-        close(a.keys, b.keys)
-        close(a.values, b.values)
+        for mine, theirs in zip(held(a), held(b), strict=True):
+            close(mine, theirs)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3_text"])
@@ -122,10 +124,15 @@ def test_leading_rows_are_exact_and_no_others(case, fill, n):
     ours = prefill(model, ids, maps, fill=fill, tail=TAIL, leading=LEADING)
     stock = stock_cache(model, ids[:, :m])
     for i, (a, b) in enumerate(zip(ours.layers, stock.layers, strict=True)):
-        assert a.keys.shape == b.keys.shape and a.get_seq_length() == m
+        same = [torch.equal(mine, theirs) for mine, theirs in zip(held(a), held(b), strict=True)]
         if i < 3:
-            assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values)
+            assert all(same)
             continue
+        if is_recurrent(b):  # one state for all rows: exact below the split and in its layer, nowhere else
+            gap = (held(a)[1] - held(b)[1]).abs().max()
+            assert gap < 1e-5 if i == 3 else gap > 1e-3
+            continue
+        assert a.keys.shape == b.keys.shape and a.get_seq_length() == m
         first = m - a.keys.shape[2]  # a window has forgotten the rows before it
         lead = max(0, LEADING - first)
         close(a.keys[:, :, :lead], b.keys[:, :, :lead])
@@ -387,5 +394,4 @@ def test_stats_count_every_row_and_time_every_stage():
     stats = prefill(model, ids, fill="identity", split=3, tail=TAIL, leading=LEADING).stats
     assert (stats.tokens, stats.filled, stats.exact) == (3 * N, 3 * (M - LEADING), 3 * (TAIL + LEADING))
     assert stats.fill == "identity" and stats.reason is None
-    assert set(stats.seconds) == {"lower", "leading", "fill"} and min(stats.seconds.values()) > 0
-    assert "leading" not in prefill(model, ids, fill="identity", split=3, tail=TAIL, leading=0).stats.seconds
+    assert set(stats.seconds) == {"lower", "select", "fill"} and min(stats.seconds.values()) > 0

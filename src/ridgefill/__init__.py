@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ridgefill.correct import KeyRescale, TerminalState, ValueRescale
     from ridgefill.engines.transformers import Filling, filling
     from ridgefill.errors import RidgeFillError
     from ridgefill.fill import Exact, Identity, NoFill, Ridge, TrueInputs
@@ -25,42 +26,95 @@ if TYPE_CHECKING:
     from ridgefill.maps import RidgeMaps
     from ridgefill.plan import FillPlan
     from ridgefill.prefill import FilledCache, PrefillStats, prefill
+    from ridgefill.rows import (
+        AttentionRows,
+        AttentionScore,
+        Combined,
+        DigitRows,
+        LeadingRows,
+        LexicalRows,
+        LongerTail,
+        OverlapScore,
+        ProbeRows,
+        ProbeScore,
+        ProtectedRows,
+        RandomRows,
+        SpanRows,
+        SpecialRows,
+        parse_rows,
+    )
 
 # Imported on first use: `ridgefill --help` must not wait for torch.
 _HOME = {
+    "AttentionRows": "rows",
+    "AttentionScore": "rows",
+    "Combined": "rows",
+    "DigitRows": "rows",
     "Exact": "fill",
     "FillPlan": "plan",
     "FilledCache": "prefill",
     "Filling": "engines.transformers",
     "Identity": "fill",
+    "KeyRescale": "correct",
+    "LeadingRows": "rows",
+    "LexicalRows": "rows",
+    "LongerTail": "rows",
     "NoFill": "fill",
-    "PrefillStats": "prefill",
+    "OverlapScore": "rows",
+    "PrefillStats": "stats",
+    "ProbeRows": "rows",
+    "ProbeScore": "rows",
+    "ProtectedRows": "rows",
+    "RandomRows": "rows",
     "Ridge": "fill",
     "RidgeFillError": "errors",
     "RidgeMaps": "maps",
+    "SpanRows": "rows",
+    "SpecialRows": "rows",
+    "TerminalState": "correct",
     "TrueInputs": "fill",
+    "ValueRescale": "correct",
     "filling": "engines.transformers",
     "fit": "fit",
     "load_model": "load",
+    "parse_rows": "rows",
     "prefill": "prefill",
 }
 
 __all__ = [
+    "AttentionRows",
+    "AttentionScore",
+    "Combined",
+    "DigitRows",
     "Exact",
     "FillPlan",
     "FilledCache",
     "Filling",
     "Identity",
+    "KeyRescale",
+    "LeadingRows",
+    "LexicalRows",
+    "LongerTail",
     "NoFill",
+    "OverlapScore",
     "PrefillStats",
+    "ProbeRows",
+    "ProbeScore",
+    "ProtectedRows",
+    "RandomRows",
     "Ridge",
     "RidgeFillError",
     "RidgeMaps",
+    "SpanRows",
+    "SpecialRows",
+    "TerminalState",
     "TrueInputs",
+    "ValueRescale",
     "__version__",
     "filling",
     "fit",
     "load_model",
+    "parse_rows",
     "prefill",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,19 @@ from torch import Tensor
 from ridgefill.bench import break_even
 from ridgefill.bench.environment import environment
 from ridgefill.compat import cache_kwarg, new_cache
+from ridgefill.correct import Correction, TerminalState
 from ridgefill.errors import SettingError
 from ridgefill.eval.documents import held_out_documents
 from ridgefill.eval.loss import TailLoss, compare
 from ridgefill.eval.needle import Needle, find_needles
-from ridgefill.fill import Exact, Fill, Identity, Ridge, TrueInputs
+from ridgefill.fill import Exact, Fill, Identity, TrueInputs
 from ridgefill.maps import RidgeMaps
 from ridgefill.measured import remember
 from ridgefill.models.decoder import Decoder
+from ridgefill.models.gathered import held
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.prefill import check_prompt, fill_prefix
+from ridgefill.rows.base import Selector
 
 SMALL_LOSS = 0.05  # nats: the paper's "within 0.05 nats of exact" (section 9)
 LARGE_LOSS = 0.25
@@ -156,7 +159,7 @@ class Check:
         arms = ("ridge", "identity")
         return {
             "model": model.config._name_or_path,
-            "plan": {"split": self.plan.split, "tail": self.plan.tail, "leading": self.plan.leading},
+            "plan": self.plan.to_json(),
             "correct": self.correct,
             "verdict": self.verdict,
             "safe": self.safe,
@@ -181,8 +184,11 @@ def check(
     maps: RidgeMaps,
     texts: Sequence[str | Path],
     *,
-    tail: int,
-    leading: int,
+    preset: str | None = None,
+    tail: int | None = None,
+    leading: int | None = None,
+    rows: Selector | str | None = None,
+    corrections: Sequence[Correction] | str | None = None,
     tokens: int | None = None,
     documents: int = 4,
     needles: int = 8,
@@ -193,6 +199,7 @@ def check(
     """Compares with the stock model bit for bit, measures loss and retrieval, and times the break-even length.
 
     Args:
+        preset, tail, leading, rows, corrections: as in `ridgefill.prefill`.
         texts: held-out text, as `ridgefill.fit` takes it; documents that the maps were fitted on are left out.
         tokens: length of the documents whose loss is measured; 2,048 more than the tail unless given.
         documents: how many at most.
@@ -205,7 +212,15 @@ def check(
     """
     decoder = Decoder(model)
     maps.check_model(model, tokenizer)
-    plan = make_plan(decoder.n_layers, maps, tail=tail, leading=leading)
+    plan = make_plan(
+        decoder.n_layers,
+        maps,
+        preset=preset,
+        tail=tail,
+        leading=leading,
+        rows=rows,
+        corrections=corrections,
+    )
     longest = getattr(model.config, "max_position_embeddings", None) or 1 << 20
     length = min(plan.tail + 2048 if tokens is None else tokens, longest)
     _refuse_short(length, plan)
@@ -216,11 +231,19 @@ def check(
     found = Check(plan, compare_with_stock(decoder, plan.split, texts_ids[0]))
     if not found.correct:
         return found
-    arms: dict[str, Fill] = {"exact": Exact(), "identity": Identity(), "ridge": Ridge(maps)}
-    plans = {name: FillPlan(arm, plan.split, plan.tail, plan.leading) for name, arm in arms.items()}
+    plain = {
+        c: () for c in ("exact", "identity") if any(isinstance(k, TerminalState) for k in plan.corrections)
+    }
+    arms: dict[str, Fill] = {"exact": Exact(), "identity": Identity(), "ridge": plan.fill}
+    plans = {
+        name: replace(
+            plan, fill=arm, corrections=() if name == "exact" else plain.get(name, plan.corrections)
+        )
+        for name, arm in arms.items()
+    }
     for i, ids in enumerate(texts_ids):
         tick(f"loss, document {i + 1} of {len(texts_ids)}")
-        found.losses += compare(decoder, plans, [ids])
+        found.losses += compare(decoder, plans, [ids], tokenizer)
     found.needles = find_needles(
         model,
         tokenizer,
@@ -235,7 +258,7 @@ def check(
     tick("break-even length")
     if tried := break_even.tried_lengths(plan, length):
         found.tried_tokens = tried[-1]
-        found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0])
+        found.min_tokens = break_even.measure_break_even(model, plan, texts_ids[0], tokenizer=tokenizer)
         remember(maps, plan, model.device, found.min_tokens or found.tried_tokens + 1)
     return found
 
@@ -294,7 +317,7 @@ def compare_with_stock(decoder: Decoder, split: int, ids: Tensor) -> list[Verdic
 
 def _unequal_layers(ours: Any, stock: Any) -> list[int]:
     pairs = enumerate(zip(ours.layers, stock.layers, strict=True))
-    return [i for i, (a, b) in pairs if not (torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values))]
+    return [i for i, (a, b) in pairs if not all(map(torch.equal, held(a), held(b)))]
 
 
 def _where(layers: list[int], rows: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import warnings
@@ -11,22 +10,35 @@ from typing import Annotated, Any
 
 import typer
 
+from ridgefill.cli_bench import bench, cost
 from ridgefill.console import (
     calibration_texts,
     err,
     guarded,
     held_out_texts,
     load,
-    load_config,
     load_maps,
     numbers,
     out,
-    plan_of,
     read_prompt,
     what_ran,
-    whole_number,
 )
-from ridgefill.errors import CorpusError, SettingError
+from ridgefill.errors import CorpusError
+from ridgefill.options import (
+    CORRECT,
+    DEVICE,
+    DTYPE,
+    FILL,
+    LEADING,
+    MAPS,
+    MAYBE_MAPS,
+    MODEL,
+    PRESET,
+    ROWS,
+    SPLIT,
+    TAIL,
+    TEXTS,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,35 +59,8 @@ app = typer.Typer(
     `ridgefill demo` does all of the above with it.
     To turn it off: `ridgefill run ... --fill exact`, or leave the `with ridgefill.filling(...)` block.""",
 )
-bench = typer.Typer(
-    no_args_is_help=True,
-    help="""Measure speed on this machine, exact and filled interleaved.
-
-    Example: ridgefill bench ttft model.gguf maps/split-15 --lengths 2048,8192""",
-)
 app.add_typer(bench, name="bench")
-
-MODEL = Annotated[
-    str, typer.Argument(help="A model folder, a GGUF file, a hub name, or: embedded.", show_default=False)
-]
-MAPS = Annotated[
-    str, typer.Argument(help="A maps folder made by `ridgefill fit`, or a hub name.", show_default=False)
-]
-DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DTYPE = Annotated[
-    str, typer.Option(help="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.")
-]
-TAIL = Annotated[int, typer.Option(help="Last prompt tokens that run every layer.")]
-LEADING = Annotated[int, typer.Option(help="First prompt tokens that run every layer (the attention sink).")]
-FILL = Annotated[
-    str, typer.Option(help="ridge, identity, none, exact (off) or pop. Arms other than ridge are baselines.")
-]
-TEXTS = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--texts", help="Text files, JSONL, folders, data set names, or: embedded; may be repeated."
-    ),
-]
+app.command()(cost)
 
 
 @app.command()
@@ -157,8 +142,11 @@ def check(
     model: MODEL,
     maps: MAPS,
     texts: TEXTS = None,
-    tail: TAIL = 2048,
-    leading: LEADING = 16,
+    preset: PRESET = None,
+    tail: TAIL = None,
+    leading: LEADING = None,
+    rows: ROWS = None,
+    correct: CORRECT = None,
     tokens: Annotated[
         int | None, typer.Option(help="Length of the documents; 2048 beyond the tail unless given.")
     ] = None,
@@ -193,8 +181,11 @@ def check(
             tokenizer,
             fitted,
             held_out_texts(texts),
+            preset=preset,
             tail=tail,
             leading=leading,
+            rows=rows,
+            corrections=correct,
             tokens=tokens,
             documents=documents,
             needles=needles,
@@ -219,18 +210,19 @@ def check(
 @app.command()
 def run(
     model: MODEL,
-    maps: Annotated[
-        str | None, typer.Argument(help="A maps folder or hub name; not needed for --fill exact.")
-    ] = None,
+    maps: MAYBE_MAPS = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="The prompt; - or nothing reads standard input.")
     ] = None,
     question: Annotated[str | None, typer.Option(help="A question to put after the prompt.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    tail: TAIL = 2048,
-    leading: LEADING = 16,
-    fill: FILL = "ridge",
-    split: Annotated[str | None, typer.Option(help="For arms without maps: a layer or a depth.")] = None,
+    preset: PRESET = None,
+    tail: TAIL = None,
+    leading: LEADING = None,
+    rows: ROWS = None,
+    correct: CORRECT = None,
+    fill: FILL = None,
+    split: SPLIT = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Do not put the prompt in the model's chat form.")
     ] = False,
@@ -244,6 +236,8 @@ def run(
       ridgefill run model.gguf maps --prompt-file report.txt --question "Who signed it?"
 
       ridgefill run model.gguf --fill exact --prompt-file report.txt     (the same, off)
+
+      ridgefill run model.gguf maps --rows "spans(overlap, 0.05)" --prompt-file report.txt --question "Who signed it?"
     """
     from contextlib import nullcontext
 
@@ -257,7 +251,16 @@ def run(
     context: Any = nullcontext()
     if fill != "exact":
         context = filling(
-            loaded, fitted, tail=tail, leading=leading, fill=fill, split=at, tokenizer=tokenizer
+            loaded,
+            fitted,
+            preset=preset,
+            tail=tail,
+            leading=leading,
+            rows=rows,
+            corrections=correct,
+            fill=fill,
+            split=at,
+            tokenizer=tokenizer,
         )
     with context as active:
         given = answer(
@@ -268,99 +271,6 @@ def run(
             stream=True,
         )
     err.print(what_ran(active, given), soft_wrap=True, markup=False, highlight=False)
-
-
-@bench.command("ttft")
-def bench_ttft(
-    model: MODEL,
-    maps: Annotated[
-        str | None, typer.Argument(help="A maps folder or hub name; not needed for --fill identity.")
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option(help="Prompt lengths in tokens, separated by commas.")
-    ] = "2048,4096,8192",
-    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each arm, after one to warm up.")] = 3,
-    tail: TAIL = 1024,
-    leading: LEADING = 16,
-    fill: FILL = "ridge",
-    split: Annotated[str | None, typer.Option(help="For arms without maps: a layer or a depth.")] = None,
-    texts: TEXTS = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for ttft.json and ttft.png.")
-    ] = None,
-    device: DEVICE = "auto",
-    dtype: DTYPE = "auto",
-) -> None:
-    """Time to first token, exact and filled interleaved in one run: medians, ratio, and the ceilings of paper 2.5.
-
-    Example: ridgefill bench ttft model.gguf maps/split-15 --lengths 2048,8192 --tail 1024 -o results/
-    """
-    from rich.progress import Progress
-
-    from ridgefill.bench import ttft
-    from ridgefill.eval.documents import held_out_documents
-    from ridgefill.files import write_json
-
-    wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
-    loaded, tokenizer = load(model, device, dtype)
-    plan = plan_of(loaded, maps, fill, split, tail, leading)
-    ids = held_out_documents(tokenizer, held_out_texts(texts), max(wanted), 1)[0].to(loaded.device)
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("timing both arms", total=len(wanted) * (repeats + 1))
-        rows = ttft.measure(loaded, plan, ids, wanted, repeats, tick=lambda: progress.advance(task))
-    out.print(ttft.table(rows))
-    if output is not None:
-        found = ttft.to_json(loaded, plan, rows)
-        write_json(output / "ttft.json", found)
-        ttft.picture(rows, output / "ttft.png", f"{found['model']}, split {plan.split}, tail {plan.tail}")
-        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
-
-
-@app.command()
-def cost(
-    model: Annotated[str | None, typer.Argument(help="A model; its config alone is read.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A config.json, in place of MODEL.")] = None,
-    split: Annotated[str, typer.Option(help="A layer, or a depth.")] = "0.5",
-    tail: Annotated[int, typer.Option(help="Last prompt tokens that run every layer.")] = 4096,
-    rows: Annotated[float, typer.Option(help="Share of the prefix rows that run every layer.")] = 0.0,
-    leading: Annotated[int, typer.Option(help="First prompt tokens that run every layer.")] = 0,
-    fill: Annotated[str, typer.Option(help="ridge, identity, none or exact.")] = "ridge",
-    no_map: Annotated[bool, typer.Option("--no-map", help="Do not count the maps.")] = False,
-    versus: Annotated[
-        str, typer.Option(help="exact, pop, or a setting: split=16,tail=4096,rows=0.1.")
-    ] = "exact",
-    lengths: Annotated[
-        str, typer.Option(help="Prompt lengths, separated by commas.")
-    ] = "8192,16384,32768,65536",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Count the multiply-accumulates of a prefill, against exact, POP or another setting (paper 2.5).
-
-    Example: ridgefill cost --config config.json --split 20 --tail 4096 --versus pop --lengths 16384,32768
-    """
-    from ridgefill.bench import cost as counting
-
-    if (model is None) == (config is None):
-        raise SettingError(
-            "count the cost", "it needs a model or a config", "name either MODEL or --config FILE"
-        )
-    shape = counting.ModelShape.from_config(config if config is not None else load_config(str(model)))
-    ours = counting.Setting(
-        split=numbers(split, "--split")[0],
-        tail=tail,
-        rows=rows,
-        leading=leading,
-        fill=fill,
-        map="none" if no_map else "full",
-    )
-    theirs = counting.parse_versus(versus, shape, ours)
-    found = counting.report(
-        shape, [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")], ours, theirs
-    )
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
-    else:
-        out.print(counting.table(found))
 
 
 @app.command()

@@ -84,8 +84,8 @@ def load_maps(name: str) -> RidgeMaps:
     return RidgeMaps.load(name)
 
 
-def plan_of(model: Any, maps: str | None, fill: str, split: str | None, tail: int, leading: int) -> FillPlan:
-    """The plan that the options of a command name, checked against the model."""
+def plan_of(model: Any, maps: str | None, split: str | None, **settings: Any) -> FillPlan:
+    """The plan that the options of a command name, checked against the model; ``settings`` are `make_plan`'s."""
     from ridgefill.models.decoder import Decoder
     from ridgefill.plan import make_plan
 
@@ -93,7 +93,7 @@ def plan_of(model: Any, maps: str | None, fill: str, split: str | None, tail: in
     if fitted is not None:
         fitted.check_model(model)
     at = None if split is None else numbers(split, "--split")[0]
-    return make_plan(Decoder(model).n_layers, fitted, fill=fill, split=at, tail=tail, leading=leading)
+    return make_plan(Decoder(model).n_layers, fitted, split=at, **settings)
 
 
 def calibration_texts(named: list[str]) -> list[str | Path]:
@@ -151,4 +151,5 @@ def what_ran(active: Any, given: Any) -> str:
         why = f" ({stats.reason})" if stats is not None else ""
         return f"[exact{why}: {speed}]"
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in stats.seconds.items())
-    return f"[{stats.fill}: {stats.filled:,} of {stats.tokens:,} rows filled; {speed}; {stages}]"
+    chosen = f", {stats.selected:,} chosen to run exactly" if stats.selected else ""
+    return f"[{stats.fill}: {stats.filled:,} of {stats.tokens:,} rows filled{chosen}; {speed}; {stages}]"

@@ -21,13 +21,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ridgefill.errors import ModelFileError, UnsupportedModelError
 from ridgefill.files import cache_dir, sha256_file, whole_folder, write_json
-from ridgefill.models.decoder import FAMILIES, refuse_unsupported
+from ridgefill.models.decoder import GGUF_FAMILIES, refuse_unsupported
 from ridgefill.quiet import clear, quiet, refuse_incomplete
 
 _log = logging.getLogger(__name__)
 
 _SOURCE = "ridgefill_source.json"
-ARCHITECTURES = {family.removesuffix("_text") for family in FAMILIES}  # GGUF files hold text models only
+ARCHITECTURES = {family.removesuffix("_text") for family in GGUF_FAMILIES}  # GGUF files hold text models only
 
 
 def read_architecture(path: str | Path) -> str:

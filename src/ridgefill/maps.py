@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor
 
-from ridgefill.errors import MapsFileError, MapsMismatchError, RidgeFillWarning, SettingError
-from ridgefill.maps_folder import MANIFEST, FolderContent, find_folder, read_folder, write_folder
+from ridgefill.errors import MapsMismatchError, RidgeFillWarning, SettingError, UnsupportedModelError
+from ridgefill.maps_folder import FolderContent, find_folder, read_folder, write_folder
+from ridgefill.maps_hub import HUB_NAME, download, maps_card, ranges
+from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
-
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)  # "org/name"; "./name" is a folder
-# Not all safetensors: a name may turn out to be a model's, with many gigabytes of weights.
-_HUB_FILES = [MANIFEST, f"*/{MANIFEST}", "proj*.L*.safetensors", "*/proj*.L*.safetensors"]
-
-_CARD = """---
-{header}
----
-
-# Fill maps for {model}, split {split}
-
-{number} affine maps, one for each layer {layers}, fitted by ridge regression on the hidden states of {model}.
-With them, the Python package `ridgefill` runs most rows of a long prompt only up to layer {split}: the later
-layers' inputs are predicted from the state there (h_l = A h_S + b), and only their cache entries are written.
-The first token comes sooner; nothing was trained, and the model's weights are untouched. The last rows of the
-prompt and every generated token run all layers.
-
-Base model: {model}. The maps fit no other model, and ridgefill refuses to use them on one.
-
-## Use
-
-```python
-import ridgefill
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("{model}")
-maps = ridgefill.RidgeMaps.from_pretrained("{repo_id}")
-with ridgefill.filling(model, maps):
-    model.generate(...)
-```
-
-`ridgefill check {model} {repo_id}` says whether they are safe to use on your machine, and from which prompt
-length they pay.
-"""
+from ridgefill.rows.token_table import TokenTable
 
 
 @dataclass(frozen=True)
@@ -84,6 +52,10 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         provenance: how they were fitted (lambda_rel, rows, documents, seed, held-out scores); JSON-able.
         encoding: what `save`, `save_pretrained` and `push_to_hub` write: "fp32", "bf16" or "int8".
         content_hash: of the files that they were loaded from.
+        tokens: classes and calibration counts of the vocabulary's tokens, which some row selectors read.
+        terminal: late recurrent layer -> Delta_bar [H_v, dk, dv] fp32, the mean of its exact less its filled
+            state at the end of a prefix (paper 2.3).
+        preset: name or settings of the plan that the maps were made for; JSON-able.
     """
 
     def __init__(
@@ -94,34 +66,48 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         provenance: Mapping[str, Any] | None = None,
         encoding: str = "fp32",
         content_hash: str | None = None,
+        tokens: TokenTable | None = None,
+        terminal: Mapping[int, Tensor] | None = None,
+        preset: Mapping[str, Any] | None = None,
     ) -> None:
         self.split = split
         self.maps = dict(maps)
         self.identity = identity
         self.provenance = dict(provenance or {})
         self.encoding = encoding
+        self.tokens = tokens
+        self.terminal = dict(terminal or {})
+        self.preset = None if preset is None else dict(preset)
         self._content_hash = content_hash
         self._hub_mixin_config = None  # the mixin's config.json would repeat the manifest, and then drift
 
     def __repr__(self) -> str:
-        name = (
-            "a model not named" if self.identity is None else self.identity.name or self.identity.model_type
-        )
-        return f"RidgeMaps(of {name}, split {self.split}, layers {_ranges(self.maps)})"
+        return f"RidgeMaps(of {self.model_name}, split {self.split}, layers {ranges(self.maps)})"
+
+    @property
+    def model_name(self) -> str:
+        """The model that they fit, as far as it has a name."""
+        known = self.identity
+        return "a model not named" if known is None else known.name or known.model_type
 
     @property
     def content_hash(self) -> str:
         """sha256 that tells these maps from any others: of the files they came from, or of the tensors.
 
-        A save and a load change it, for a file is another thing than the tensors before it was written;
-        moving to another device or dtype does not.
+        The token table and the terminal states count, for they change what is filled; the preset does not. A
+        save and a load change it, for a file is another thing than the tensors before it was written; moving to
+        another device or dtype does not.
         """
         if self._content_hash is None:
             digest = hashlib.sha256(f"split {self.split}".encode())
             for layer, m in sorted(self.maps.items()):
                 digest.update(f"layer {layer} {list(m.weight.shape)}".encode())
                 for tensor in (m.weight, m.bias):
-                    digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+                    digest.update(_bytes(tensor.float()))
+            for layer, state in sorted(self.terminal.items()):
+                digest.update(f"terminal {layer} {list(state.shape)}".encode() + _bytes(state.float()))
+            for name, tensor in self.tokens.tensors().items() if self.tokens else ():
+                digest.update(name.encode() + _bytes(tensor))
             self._content_hash = digest.hexdigest()
         return self._content_hash
 
@@ -144,15 +130,23 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             return h
         raise MapsMismatchError(
             f"predict the input of layer {layer}",
-            f"the maps are for split {self.split} and layers {_ranges(self.maps)}",
+            f"the maps are for split {self.split} and layers {ranges(self.maps)}",
             f"fit maps that have layer {layer}, or fill from another split",
         )
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> RidgeMaps:
         """The same maps elsewhere or in another dtype; these ones stay as they are."""
-        moved = {layer: m.to(device, dtype) for layer, m in self.maps.items()}
         return RidgeMaps(
-            self.split, moved, self.identity, self.provenance, self.encoding, content_hash=self.content_hash
+            self.split,
+            {layer: m.to(device, dtype) for layer, m in self.maps.items()},
+            self.identity,
+            self.provenance,
+            self.encoding,
+            self.content_hash,
+            self.tokens,  # stays on the host, where the prompt's ids are looked up
+            # fp32 whatever the maps become, as recurrent states are
+            {layer: state.to(device) for layer, state in self.terminal.items()},
+            self.preset,
         )
 
     def save(self, folder: str | Path, encoding: str | None = None) -> Path:
@@ -167,13 +161,19 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
 
         Raises:
             OutputError: no space or permission, or the folder holds something else; nothing is left behind.
-            SettingError: an unknown encoding, or provenance that JSON cannot hold.
+            SettingError: an unknown encoding, or a provenance or preset that JSON cannot hold.
         """
-        tensors = {layer: (m.weight, m.bias) for layer, m in self.maps.items()}
-        encoding = encoding or self.encoding
-        return write_folder(
-            folder, FolderContent(self.split, tensors, encoding, self.identity, self.provenance)
+        content = FolderContent(
+            self.split,
+            {layer: (m.weight, m.bias) for layer, m in self.maps.items()},
+            encoding or self.encoding,
+            self.identity,
+            self.provenance,
+            tokens=self.tokens,
+            terminal=self.terminal,
+            preset=self.preset,
         )
+        return write_folder(folder, content)
 
     @classmethod
     def load(
@@ -196,8 +196,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             MapsFileError: there are none, several, or they are truncated, altered or of an unknown format.
         """
         path = Path(source).expanduser()
-        if not path.exists() and _HUB_NAME.fullmatch(str(source)):
-            path = _download(
+        if not path.exists() and HUB_NAME.fullmatch(str(source)):
+            path = download(
                 str(source),
                 revision=revision,
                 cache_dir=cache_dir,
@@ -206,8 +206,17 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
                 token=token,
             )
         found = read_folder(find_folder(path))
-        maps = {layer: AffineMap(weight, bias) for layer, (weight, bias) in found.tensors.items()}
-        return cls(found.split, maps, found.identity, found.provenance, found.encoding, found.content_hash)
+        return cls(
+            found.split,
+            {layer: AffineMap(weight, bias) for layer, (weight, bias) in found.tensors.items()},
+            found.identity,
+            found.provenance,
+            found.encoding,
+            found.content_hash,
+            found.tokens,
+            found.terminal,
+            found.preset,
+        )
 
     @classmethod
     def from_pretrained(  # the mixin's own looks for a config.json first, and offline fails without one
@@ -242,25 +251,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
 
     def generate_model_card(self, *args: Any, repo_id: str = "org/name", **kwargs: Any) -> ModelCard:
         """The README of a pushed folder: what the maps are, for which model and split, how to use them."""
-        model = (
-            "a model not named" if self.identity is None else self.identity.name or self.identity.model_type
-        )
-        data = ModelCardData(
-            base_model=model if _HUB_NAME.fullmatch(model) else None,
-            library_name="ridgefill",
-            tags=self._hub_mixin_info.model_card_data.tags,
-            **kwargs,
-        )
-        return ModelCard(
-            _CARD.format(
-                header=data.to_yaml(),
-                model=model,
-                split=self.split,
-                number=len(self.maps),
-                layers=_ranges(self.maps),
-                repo_id=repo_id,
-            )
-        )
+        tags = self._hub_mixin_info.model_card_data.tags
+        return maps_card(self.model_name, self.split, self.maps, repo_id, tags=tags, **kwargs)
 
     def check_model(self, model: Any, tokenizer: Any = None) -> None:
         """Makes sure that the maps were fitted on this model.
@@ -277,8 +269,9 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
                 model does not have.
         """
         own = ModelIdentity.of(model, tokenizer)
-        differences = self._misfits(own) if self.identity is None else self.identity.differences(own)
-        if differences := differences or self._misfits(own):
+        misfits = self._misfits(own, _decoder(model))
+        differences = misfits if self.identity is None else self.identity.differences(own)
+        if differences := differences or misfits:
             self._refuse(own, "; ".join(differences))
         if self.identity is None:
             remarks = ["nothing to compare with: the maps name no model, only widths and layers were checked"]
@@ -288,23 +281,31 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             message = f"{self!r} on {own.name or own.model_type}: the model has {'; '.join(remarks)}"
             warnings.warn(message, RidgeFillWarning, stacklevel=2)
 
-    def _misfits(self, own: ModelIdentity) -> list[str]:
+    def _misfits(self, own: ModelIdentity, decoder: Decoder | None) -> list[str]:
         """What in the maps' own shapes the model cannot be."""
         found = []
+        d_in, d_out = (own.hidden, own.hidden)
+        if decoder is not None:
+            d_in, d_out = decoder.width_in, decoder.width_out
         outside = [layer for layer in self.maps if not self.split <= layer < own.layers]
         if outside or not 0 <= self.split < own.layers:
-            ours = f"split {self.split} and the maps' layers {_ranges(self.maps)}"
+            ours = f"split {self.split} and the maps' layers {ranges(self.maps)}"
             found.append(f"{ours} do not lie in the model's layers 0-{own.layers - 1}")
         missing = [i for i in range(self.split + 1, own.layers) if i not in self.maps]
         if missing and not outside:
-            found.append(f"the maps have none for layers {_ranges(missing)}")
+            found.append(f"the maps have none for layers {ranges(missing)}")
         for layer, m in sorted(self.maps.items()):
-            if tuple(m.weight.shape) != (own.hidden, own.hidden):
+            if tuple(m.weight.shape) != (d_out, d_in):
                 shape = " x ".join(map(str, m.weight.shape))
-                found.append(
-                    f"the map of layer {layer} is {shape}, and the model's states are {own.hidden} wide"
-                )
+                wide = f"{d_in} wide" if d_in == d_out else f"{d_in} wide and its layers' inputs {d_out}"
+                found.append(f"the map of layer {layer} is {shape}, and the model's states are {wide}")
                 break
+        if self.tokens is not None and len(self.tokens.counts) != own.vocab:
+            found.append(f"the token table has {len(self.tokens.counts)} tokens, and the model {own.vocab}")
+        late = range(max(self.split, 0), own.layers)
+        kept = late if decoder is None else [i for i in late if decoder.recurrent(i)]
+        if without := [layer for layer in self.terminal if layer not in kept]:
+            found.append(f"there are terminal states of layers {ranges(without)}, which fill none")
         return found
 
     def _refuse(self, own: ModelIdentity, why: str) -> NoReturn:
@@ -322,27 +323,13 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         return cls.load(model_id, **settings)
 
 
-def _download(name: str, **settings: Any) -> Path:
-    asked, instead = f"load maps from {name}", "name a maps folder, or a hub repository that has maps"
+def _decoder(model: Any) -> Decoder | None:
+    """The model layer by layer, or None for one that cannot be filled, which is refused by name elsewhere."""
     try:
-        path = Path(snapshot_download(name, allow_patterns=_HUB_FILES, **settings))
-    except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are all of these kinds
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        why = f"there is no such folder, and the hub did not give it ({lines[0].rstrip('.')})"
-        raise MapsFileError(
-            asked, why, f"{instead} and that you may read; the first time needs a network"
-        ) from error
-    if not path.is_dir():
-        raise MapsFileError(asked, f"that hub repository holds no {MANIFEST}", instead)
-    return path
+        return Decoder(model)
+    except UnsupportedModelError:
+        return None
 
 
-def _ranges(layers: Iterable[int]) -> str:
-    """16, 17, 18, 20 -> "16-18, 20"."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs) or "none"
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -1,12 +1,9 @@
 """The maps folder: how maps lie on disk, and what is refused when they are read back.
 
-A folder holds ``ridgefill.json`` (the manifest) and one safetensors file a layer::
-
-    proj.L<l>.safetensors   proj.<l>.weight [d_out, d_in], .bias [d_out]                   fp32 or bf16
-    proj8.L<l>.safetensors  proj.<l>.codes [d_out, d_in], .scale [d_out, groups], .bias   int8: `fit.quantize`
-
-The manifest names every file with its sha256, and holds its own. Published folders of the same layout but
-with another manifest are read too; they carry no hashes, which is said.
+A folder holds ``ridgefill.json`` (the manifest) and the safetensors files that `maps_files` describes: one a
+layer, and where the fit made them a token table and terminal states. The manifest names every file with its
+sha256, and holds its own. Published folders of the same layout but with another manifest are read too; they
+carry no hashes, which is said.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import uuid
 import warnings
@@ -26,21 +22,33 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgefill.errors import MapsFileError, OutputError, RidgeFillError, RidgeFillWarning, SettingError
 from ridgefill.files import sha256_file
-from ridgefill.fit.quantize import GROUP, dequantize_int8, quantize_int8
+from ridgefill.fit.quantize import GROUP
+from ridgefill.maps_files import (
+    DTYPES,
+    LAYER_FILE,
+    OTHER_FILES,
+    TERMINAL_FILE,
+    TOKENS_FILE,
+    damaged,
+    encode_layer,
+    encode_others,
+    file_sha256,
+    is_maps_file,
+    load_layer,
+    load_terminal,
+    load_tokens,
+)
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.rows.token_table import TokenTable
 
 MANIFEST = "ridgefill.json"
 FORMAT = "ridgefill-maps"
 FORMAT_VERSION = 1
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}  # as loaded, by encoding
-
-_LAYER_FILE = re.compile(r"proj(8?)\.L(\d+)\.safetensors")
-_DAMAGED = "copy or download the folder again, or fit the maps anew"
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,9 @@ class FolderContent:
         identity: of the model that the maps fit, or None.
         provenance: how they were fitted; JSON-able.
         content_hash: sha256 over the split and the files' sha256.
+        tokens: classes and frequencies of the vocabulary's tokens, or None.
+        terminal: late recurrent layer -> offset of its state, [H_v, dk, dv] fp32.
+        preset: the plan that the maps were made for; JSON-able, or None.
     """
 
     split: int
@@ -62,6 +73,9 @@ class FolderContent:
     identity: ModelIdentity | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     content_hash: str = ""
+    tokens: TokenTable | None = None
+    terminal: Mapping[int, Tensor] = field(default_factory=dict)
+    preset: Mapping[str, Any] | None = None
 
 
 def write_folder(folder: str | os.PathLike[str], content: FolderContent) -> Path:
@@ -141,7 +155,7 @@ def read_folder(folder: Path) -> FolderContent:
         if not isinstance(manifest, dict):
             raise ValueError("no object")
     except (OSError, ValueError) as error:
-        raise _damaged(folder, MANIFEST, f"cannot be read ({error})") from error
+        raise damaged(folder, MANIFEST, f"cannot be read ({error})") from error
     if manifest.get("format") != FORMAT:
         return _read_published(folder, manifest)
     _check_manifest(folder, manifest)
@@ -150,23 +164,25 @@ def read_folder(folder: Path) -> FolderContent:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, RidgeFillError):
             raise
-        raise _damaged(folder, MANIFEST, f"lacks something or names it wrongly ({error!r})") from error
+        raise damaged(folder, MANIFEST, f"lacks something or names it wrongly ({error!r})") from error
 
 
 def content_sha256(split: int, files: Mapping[str, str]) -> str:
-    """sha256 over the split and every layer file's sha256: equal maps on disk, equal hash."""
+    """sha256 over the split and every file's sha256: equal maps on disk, equal hash."""
     return _json_sha256({"split": split, "files": dict(files)})
 
 
 def _write_files(folder: Path, content: FolderContent) -> None:
     layers = []
     for layer, (weight, bias) in sorted(content.tensors.items()):
-        name, tensors = _encoded(layer, weight.detach().cpu(), bias.detach().cpu(), content.encoding)
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        _flush(folder / name)
+        name, tensors = encode_layer(layer, weight.detach().cpu(), bias.detach().cpu(), content.encoding)
         d_out, d_in = weight.shape
         entry = {"layer": layer, "file": name, "d_in": d_in, "d_out": d_out}
-        layers.append({**entry, "sha256": sha256_file(folder / name)})
+        layers.append({**entry, "sha256": _write_tensors(folder / name, tensors)})
+    others = [
+        {"file": name, "sha256": _write_tensors(folder / name, tensors)}
+        for name, tensors in encode_others(content.tokens, content.terminal).items()
+    ]
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -176,6 +192,8 @@ def _write_files(folder: Path, content: FolderContent) -> None:
         "group": GROUP if content.encoding == "int8" else None,
         "lambda_rel": content.provenance.get("lambda_rel"),
         "layers": layers,
+        "others": others,
+        "preset": content.preset,
         "model": None if content.identity is None else content.identity.to_json(),
         "provenance": content.provenance,
     }
@@ -186,34 +204,29 @@ def _write_files(folder: Path, content: FolderContent) -> None:
     _flush(folder / MANIFEST)
 
 
-def _encoded(layer: int, weight: Tensor, bias: Tensor, encoding: str) -> tuple[str, dict[str, Tensor]]:
-    """A layer's file name and tensors."""
-    dtype = DTYPES[encoding]
-    tensors = {f"proj.{layer}.bias": bias.to(dtype).contiguous()}
-    if encoding != "int8":
-        return f"proj.L{layer}.safetensors", {
-            **tensors,
-            f"proj.{layer}.weight": weight.to(dtype).contiguous(),
-        }
-    codes, scale = quantize_int8(weight)
-    tensors |= {f"proj.{layer}.codes": codes, f"proj.{layer}.scale": scale}
-    return f"proj8.L{layer}.safetensors", tensors
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Writes one file; its sha256."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    _flush(path)
+    return sha256_file(path)
 
 
 def _read_own(folder: Path, manifest: dict[str, Any]) -> FolderContent:
     tensors, hashes = {}, {}
     for entry in manifest["layers"]:
         name, layer = str(entry["file"]), int(entry["layer"])
-        if not _LAYER_FILE.fullmatch(name):  # also keeps the manifest from naming files elsewhere
+        if not LAYER_FILE.fullmatch(name):  # also keeps the manifest from naming files elsewhere
             raise ValueError(name)
-        hashes[name] = _hash(folder, name)
-        if hashes[name] != entry["sha256"]:
-            raise _damaged(folder, name, "is truncated or altered (its sha256 is not the manifest's)")
-        weight, bias = _load_layer(folder, name, layer, manifest["group"] or GROUP)
+        hashes[name] = _checked_sha256(folder, name, entry)
+        weight, bias = load_layer(folder, name, layer, manifest["group"] or GROUP)
         if tuple(weight.shape) != (entry["d_out"], entry["d_in"]):
-            raise _damaged(folder, name, f"has a map of shape {list(weight.shape)}, not the manifest's")
+            raise damaged(folder, name, f"has a map of shape {list(weight.shape)}, not the manifest's")
         tensors[layer] = weight, bias
-    model = manifest["model"]
+    for entry in manifest.get("others", ()):  # earlier folders have none
+        if (name := entry["file"]) not in OTHER_FILES:
+            raise ValueError(name)
+        hashes[name] = _checked_sha256(folder, name, entry)
+    model, preset = manifest["model"], manifest.get("preset")
     return FolderContent(
         split=int(manifest["split"]),
         tensors=tensors,
@@ -221,14 +234,24 @@ def _read_own(folder: Path, manifest: dict[str, Any]) -> FolderContent:
         identity=None if model is None else ModelIdentity.from_json(model),
         provenance=dict(manifest["provenance"]),
         content_hash=content_sha256(int(manifest["split"]), hashes),
+        tokens=load_tokens(folder) if TOKENS_FILE in hashes else None,
+        terminal=load_terminal(folder) if TERMINAL_FILE in hashes else {},
+        preset=None if preset is None else dict(preset),
     )
+
+
+def _checked_sha256(folder: Path, name: str, entry: dict[str, Any]) -> str:
+    found = file_sha256(folder, name)
+    if found != entry["sha256"]:
+        raise damaged(folder, name, "is truncated or altered (its sha256 is not the manifest's)")
+    return found
 
 
 def _read_published(folder: Path, manifest: dict[str, Any]) -> FolderContent:
     """A folder of the published layout, whose manifest's fields are not ours."""
     names: dict[int, str] = {}
     for path in sorted(folder.iterdir(), reverse=True):  # "proj.L" after "proj8.L": full precision wins
-        if match := _LAYER_FILE.fullmatch(path.name):
+        if match := LAYER_FILE.fullmatch(path.name):
             names[int(match[2])] = path.name
     if not names:
         raise MapsFileError(
@@ -239,7 +262,7 @@ def _read_published(folder: Path, manifest: dict[str, Any]) -> FolderContent:
     first = min(names)
     stated = [v for k, v in manifest.items() if "split" in k.lower() and type(v) is int and 0 <= v <= first]
     split = stated[0] if stated else first
-    tensors = {layer: _load_layer(folder, name, layer, GROUP) for layer, name in sorted(names.items())}
+    tensors = {layer: load_layer(folder, name, layer, GROUP) for layer, name in sorted(names.items())}
     warnings.warn(
         f"the maps in {folder} name no model and carry no hashes: whether they fit a model and are intact "
         "cannot be checked",
@@ -249,27 +272,8 @@ def _read_published(folder: Path, manifest: dict[str, Any]) -> FolderContent:
     encoding = "int8" if any(name.startswith("proj8") for name in names.values()) else "fp32"
     if all(weight.dtype == torch.bfloat16 for weight, _ in tensors.values()):
         encoding = "bf16"
-    hashes = {name: _hash(folder, name) for name in names.values()}
+    hashes = {name: file_sha256(folder, name) for name in names.values()}
     return FolderContent(split, tensors, encoding, content_hash=content_sha256(split, hashes))
-
-
-def _load_layer(folder: Path, name: str, layer: int, group: int) -> tuple[Tensor, Tensor]:
-    """weight [d_out, d_in] and bias [d_out]; int8 becomes fp32."""
-    try:
-        tensors = load_file(folder / name)
-        bias = tensors[f"proj.{layer}.bias"]
-        if (codes := tensors.get(f"proj.{layer}.codes")) is None:
-            weight = tensors[f"proj.{layer}.weight"]
-        else:
-            weight = dequantize_int8(codes, tensors[f"proj.{layer}.scale"], group)
-    except KeyError as error:
-        raise _damaged(folder, name, f"holds no tensor {error}") from error
-    except (OSError, SafetensorError, SettingError) as error:
-        raise _damaged(folder, name, f"cannot be read ({error})") from error
-    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
-        shapes = f"{list(weight.shape)} and bias {list(bias.shape)}"
-        raise _damaged(folder, name, f"holds a weight of shape {shapes}, which is no affine map")
-    return weight, bias.to(weight.dtype)
 
 
 def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -282,20 +286,7 @@ def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
         )
     rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     if _json_sha256(rest) != manifest.get("manifest_sha256"):
-        raise _damaged(folder, MANIFEST, "was altered (its sha256 is not the one that it holds)")
-
-
-def _hash(folder: Path, name: str) -> str:
-    try:
-        return sha256_file(folder / name)
-    except FileNotFoundError as error:
-        raise _damaged(folder, name, "is missing") from error
-    except OSError as error:
-        raise _damaged(folder, name, f"cannot be read ({error.strerror})") from error
-
-
-def _damaged(folder: Path, name: str, why: str) -> MapsFileError:
-    return MapsFileError(f"load maps from {folder}", f"{name} {why}", _DAMAGED)
+        raise damaged(folder, MANIFEST, "was altered (its sha256 is not the one that it holds)")
 
 
 def _refuse_foreign(asked: str, target: Path) -> None:
@@ -310,7 +301,7 @@ def _refuse_foreign(asked: str, target: Path) -> None:
 
 def _keep_other_files(old: Path, new: Path) -> None:
     for path in old.iterdir() if old.is_dir() else ():
-        if path.name == MANIFEST or _LAYER_FILE.fullmatch(path.name):
+        if path.name == MANIFEST or is_maps_file(path.name):
             continue
         if path.is_dir():
             shutil.copytree(path, new / path.name, symlinks=True)

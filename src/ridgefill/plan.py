@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from ridgefill import presets
+from ridgefill.correct import Correction
 from ridgefill.errors import SettingError
 from ridgefill.fill import Exact, Fill, Identity, NoFill, Ridge, TrueInputs
+from ridgefill.rows.base import Selector
 
 if TYPE_CHECKING:
     from ridgefill.maps import RidgeMaps
@@ -28,14 +32,26 @@ class FillPlan:
         tail: T, the number of last prompt tokens that run every layer.
         leading: the number of first prompt tokens that run every layer. They hold the attention sink, whose
             state no affine map predicts; 0 is the paper's setting.
+        rows: which further prefix rows run every layer (2.4), or None.
+        corrections: what is done to the filled cache (2.3), in this order.
     """
 
     fill: Fill
     split: int
     tail: int = DEFAULT_TAIL
     leading: int = DEFAULT_LEADING
+    rows: Selector | None = None
+    corrections: tuple[Correction, ...] = ()
 
     def __post_init__(self) -> None:
+        for correction in self.corrections:
+            correction.check(self)
+        if self.fill.name == "none" and self.rows is not None and self.rows.probes:
+            raise SettingError(
+                "the probe with the no-fill arm",
+                "it reads the late layers' attention over filled rows, and there are none",
+                "use fill='ridge' or 'identity', or another selector",
+            )
         if self.tail < 1:
             raise SettingError(
                 f"a tail of {self.tail} tokens",
@@ -44,6 +60,35 @@ class FillPlan:
             )
         if self.leading < 0:
             raise SettingError(f"{self.leading} exact leading rows", "it is a count", "give 0 or more")
+
+    @property
+    def fill_is_exact(self) -> bool:
+        """Whether every row runs every layer whatever else the plan says."""
+        return self.fill.name in ("exact", "true")
+
+    @property
+    def joint(self) -> bool:
+        """Whether the tail runs in the walk, with the prefix: something reads its rows before the late layers do."""
+        reads = any(c.reads_tail for c in self.corrections) or (self.rows is not None and self.rows.attends)
+        return reads and not self.fill_is_exact
+
+    @property
+    def left_to_model(self) -> int:
+        """Last tokens that the model's own forward gets: the tail, or one if the tail runs in the walk."""
+        return 1 if self.joint else self.tail
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as a JSON object, rows and corrections in words."""
+        from ridgefill.correct.parse import written
+
+        return {
+            "fill": self.fill.name,
+            "split": self.split,
+            "tail": self.tail,
+            "leading": self.leading,
+            "rows": None if self.rows is None else str(self.rows),
+            "corrections": written(self.corrections),
+        }
 
     @property
     def shortest(self) -> int:
@@ -74,30 +119,43 @@ def make_plan(
     n_layers: int,
     maps: RidgeMaps | None = None,
     *,
-    fill: str | Fill = "ridge",
+    preset: str | None = None,
+    fill: str | Fill | None = None,
     split: int | float | None = None,
-    tail: int = DEFAULT_TAIL,
-    leading: int = DEFAULT_LEADING,
+    tail: int | None = None,
+    leading: int | None = None,
+    rows: Selector | str | None = None,
+    corrections: Sequence[Correction] | str | None = None,
 ) -> FillPlan:
     """A plan from the settings that users name.
+
+    What is not named comes from the preset, then from the plan that the maps were made for, then from the defaults:
+    the ridge fill at the maps' split, a tail of `DEFAULT_TAIL`, `DEFAULT_LEADING` leading rows, nothing else.
 
     Args:
         n_layers: L.
         maps: fitted maps; their split is the default one, and ``fill="ridge"`` needs them.
-        fill: one of ``FILLS``, or an arm. ``"pop"`` is the published POP: the identity fill from layer
-            ceil(2L/3) with a one-token tail; it sets split, tail and leading rows itself.
-        split: layer, or depth in (0, 1); defaults to the maps' split.
+        preset: a deployment of the paper (`ridgefill.presets`).
+        fill: one of ``FILLS``, or an arm. ``"pop"`` is the preset of that name.
+        split: layer, or depth in (0, 1); defaults to the maps' split, and without maps to the preset's.
+        tail, leading: tokens.
+        rows: a selector, or its text (`ridgefill.rows.parse_rows`); "none" for none.
+        corrections: of `ridgefill.correct`, or their text; "" for none.
 
     Raises:
         SettingError: what is missing or out of range, by name.
     """
     if fill == "pop":
-        return FillPlan(Identity(), split=math.ceil(2 * n_layers / 3), tail=1, leading=0)
-    arm = _arm(fill, maps) if isinstance(fill, str) else fill
+        fill, preset = None, "pop"
+    made_for: Mapping[str, Any] = (None if maps is None else maps.preset) or {}
+    base = _base(made_for.get("preset") if preset is None else preset)
+    if preset is None:
+        base |= {key: value for key, value in made_for.items() if key in base}
+    given = {"fill": fill, "tail": tail, "leading": leading, "rows": rows, "corrections": corrections}
+    chosen = base | {key: value for key, value in given.items() if value is not None}
+    arm = _arm(chosen["fill"], maps) if isinstance(chosen["fill"], str) else chosen["fill"]
     if split is None:
-        if maps is None:
-            raise SettingError(f"the {arm.name} fill", "no split was given", "name a split, or give maps")
-        split = maps.split
+        split = _split(arm, maps, base, n_layers)
     split = layer_of(split, n_layers)
     if isinstance(arm, Ridge) and split != arm.maps.split:
         raise SettingError(
@@ -105,7 +163,48 @@ def make_plan(
             f"the maps were fitted for split {arm.maps.split}",
             "fit maps for that split (`ridgefill fit --splits`), or leave the split to the maps",
         )
-    return FillPlan(arm, split, tail, leading)
+    return FillPlan(
+        arm,
+        split,
+        chosen["tail"],
+        chosen["leading"],
+        _rows(chosen["rows"]),
+        _corrections(chosen["corrections"]),
+    )
+
+
+def _base(name: str | None) -> dict[str, Any]:
+    """A preset's settings, or the defaults."""
+    if name is None:
+        plain = {"fill": "ridge", "tail": DEFAULT_TAIL, "leading": DEFAULT_LEADING}
+        return plain | {"rows": None, "corrections": "", "depth": None, "pop": False}
+    found = vars(presets.preset(name)).copy()
+    found["leading"] = DEFAULT_LEADING if found["leading"] is None else found["leading"]
+    return found
+
+
+def _split(arm: Fill, maps: RidgeMaps | None, base: Mapping[str, Any], n_layers: int) -> int | float:
+    if base["pop"]:
+        return math.ceil(2 * n_layers / 3)
+    if maps is not None:
+        return maps.split
+    if base["depth"] is not None:
+        return base["depth"]
+    raise SettingError(f"the {arm.name} fill", "no split was given", "name a split, or give maps")
+
+
+def _rows(rows: Selector | str | None) -> Selector | None:
+    if not isinstance(rows, str):
+        return rows
+    from ridgefill.rows import parse_rows
+
+    return None if rows.strip() in ("", "none") else parse_rows(rows)
+
+
+def _corrections(given: Sequence[Correction] | str) -> tuple[Correction, ...]:
+    from ridgefill.correct.parse import parse_corrections
+
+    return parse_corrections(given) if isinstance(given, str) else tuple(given)
 
 
 def _arm(name: str, maps: Any) -> Fill:

@@ -2,137 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ridgefill.compat import new_cache
-from ridgefill.devices import wait
 from ridgefill.errors import PromptError
-from ridgefill.models import attention
-from ridgefill.models.decoder import Decoder, Rows
-from ridgefill.plan import DEFAULT_LEADING, DEFAULT_TAIL, FillPlan, make_plan
+from ridgefill.models.decoder import Decoder
+from ridgefill.plan import FillPlan, make_plan
+from ridgefill.rows.request import Request, Span
+from ridgefill.stats import PrefillStats, exact_stats
+from ridgefill.walk import walk
 
 if TYPE_CHECKING:
+    from ridgefill.correct import Correction
     from ridgefill.fill import Fill
     from ridgefill.maps import RidgeMaps
+    from ridgefill.rows.base import Selector
 
-
-@dataclass
-class PrefillStats:
-    """What one prefill did.
-
-    Attributes:
-        tokens: prompt tokens of the call, padding left out, summed over the batch.
-        filled: prompt rows whose late layers were filled.
-        exact: prompt rows that run every layer (tail, leading rows, or all of them).
-        fill: the arm's name.
-        reason: why everything ran exactly, or None.
-        seconds: wall time of each stage: "lower", "leading", "fill" and, once it has run, "tail".
-    """
-
-    tokens: int = 0
-    filled: int = 0
-    exact: int = 0
-    fill: str = "exact"
-    reason: str | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add_tail(self, ids: Tensor, mask: Tensor | None) -> None:
-        """Counts the tail's real tokens, ids [B, T], which run exactly."""
-        real = ids.numel() if mask is None else int(mask[:, -ids.shape[1] :].sum())
-        self.tokens, self.exact = self.tokens + real, self.exact + real
-
-    @contextmanager
-    def stage(self, name: str, device: torch.device) -> Iterator[None]:
-        """Times one stage, waiting for the device at both ends."""
-        wait(device)
-        start = time.perf_counter()
-        yield
-        wait(device)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+__all__ = ["FilledCache", "PrefillStats", "check_prompt", "exact_stats", "fill_prefix", "prefill"]
 
 
 class FilledCache(DynamicCache):
-    """A prompt's cache without its tail, ready for ``model.generate``; ``stats`` says how it was filled."""
+    """A prompt's cache without its last rows, ready for ``model.generate``; ``stats`` says how it was filled."""
 
     stats: PrefillStats
-
-
-@dataclass(frozen=True)
-class Leading:
-    """The first rows of every sequence, run exactly: what each late layer wrote for them.
-
-    Attributes:
-        index: [B, k] their places among the prefix rows (after the padding).
-        valid: [B, k] False where a sequence has fewer prefix rows than k.
-        cache: their keys and values, layer by layer, [B, H, k, D].
-    """
-
-    index: Tensor
-    valid: Tensor
-    cache: Any
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The prompt without its tail, at the split layer: all an arm needs to write the late layers.
-
-    Attributes:
-        h_split: h_S, [B, m, d].
-        rows: positions, masks and rotary embeddings of the m prefix rows.
-        cache: the cache to write; the layers below the split are written already.
-    """
-
-    decoder: Decoder
-    plan: FillPlan
-    h_split: Tensor
-    rows: Rows
-    cache: Any
-    leading: Leading | None = None
-
-    @property
-    def late_layers(self) -> range:
-        """Layers S .. L-1."""
-        return range(self.plan.split, self.decoder.n_layers)
-
-    def first_read(self, i: int) -> int:
-        """The first prefix row that a later token reads in layer i; rows before it need not be written."""
-        return self.decoder.first_read(i, self.h_split.shape[1])
-
-    def split_state(self, i: int) -> Tensor:
-        """h_S of the rows that layer i must write, [B, m - first_read(i), d]."""
-        return self.h_split[:, self.first_read(i) :]
-
-    def write(self, i: int, x: Tensor) -> None:
-        """Writes what layer i keeps of input x [B, m - first_read(i), d]; exact leading rows keep their own."""
-        keys, values = self.decoder.project(i, x)
-        keys = self.decoder.rotate(i, keys, self.rows.last(x.shape[1]))
-        if self.leading is not None:
-            lead, first = self.leading, self.first_read(i)
-            b, j = (lead.valid & (lead.index >= first)).nonzero(as_tuple=True)
-            at = lead.index[b, j] - first
-            keys[b, :, at] = lead.cache.layers[i].keys[b, :, j].to(keys.device)
-            values[b, :, at] = lead.cache.layers[i].values[b, :, j].to(values.device)
-        attention.append(self.cache.layers[i], keys, values, self.h_split.shape[1])
-
-    def leading_mask(self) -> Tensor:
-        """[B, m] True on the exact leading rows."""
-        mask = torch.zeros(self.h_split.shape[:2], dtype=torch.bool, device=self.h_split.device)
-        if self.leading is not None:
-            b, j = self.leading.valid.nonzero(as_tuple=True)  # places that are not valid repeat a valid one
-            mask[b, self.leading.index[b, j]] = True
-        return mask
-
-    def empty_cache(self) -> DynamicCache:
-        """A scratch cache, for walks that must leave the real one alone."""
-        return new_cache(self.decoder.model)
 
 
 @torch.no_grad()
@@ -141,38 +38,61 @@ def prefill(
     ids: Tensor,
     maps: RidgeMaps | None = None,
     *,
-    tail: int = DEFAULT_TAIL,
-    leading: int = DEFAULT_LEADING,
-    fill: str | Fill = "ridge",
+    preset: str | None = None,
+    tail: int | None = None,
+    leading: int | None = None,
+    fill: str | Fill | None = None,
     split: int | float | None = None,
+    rows: Selector | str | None = None,
+    corrections: Sequence[Correction] | str | None = None,
     attention_mask: Tensor | None = None,
+    tokenizer: Any = None,
+    question: Span | Sequence[Span] | None = None,
 ) -> FilledCache:
     """Fills a cache for all of a prompt but its tail (paper 2.1).
 
     ``model.generate(ids, cache=cache)`` (``past_key_values=`` before transformers 5.24) then runs the tail exactly
-    and goes on as usual.
+    and goes on as usual. Where a selector or a correction reads the tail, the tail has run here but for the last
+    token, and `generate` runs that one.
 
     Args:
         model: a causal LM of a supported family.
         ids: [B, n] prompt tokens, left-padded if their lengths differ.
-        maps: fitted maps (`RidgeMaps.load`); needed by ``fill="ridge"``.
+        maps: fitted maps (`RidgeMaps.load`); needed by ``fill="ridge"``, the default.
+        preset: a deployment of the paper: "reference", "reference+rows", "27b", "flash-next", "quality" or "pop";
+            what is named beside it takes precedence.
         tail: T, last tokens that run every layer.
         leading: first tokens that run every layer.
         fill: "ridge", "identity", "none", "exact", "true" or "pop" (see `make_plan`).
         split: for arms without maps.
+        rows: which prefix rows run every layer: a selector of `ridgefill.rows`, or its text (paper 2.4).
+        corrections: of `ridgefill.correct`, or their text (paper 2.3).
         attention_mask: [B, n], 0 on padding.
+        tokenizer: for selectors that read text; compared with the maps' too.
+        question: rows [first, stop) of the question, for selectors that look for its answer or from which it is
+            hidden; they take the end of the prompt for it otherwise.
 
     Returns:
-        The cache of the first n - T rows, with ``.stats``; empty if the prompt has no row to fill, so that
-        ``generate`` runs all of it exactly.
+        The cache of the first n - T rows (n - 1 if the tail ran here), with ``.stats``; empty if the prompt has no
+        row to fill, so that ``generate`` runs all of it exactly.
 
     Raises:
         UnsupportedModelError, MapsMismatchError, SettingError, PromptError: by name, before anything runs.
     """
     decoder = Decoder(model)
     if maps is not None:
-        maps.check_model(model)
-    plan = make_plan(decoder.n_layers, maps, fill=fill, split=split, tail=tail, leading=leading)
+        maps.check_model(model, tokenizer)
+    plan = make_plan(
+        decoder.n_layers,
+        maps,
+        preset=preset,
+        fill=fill,
+        split=split,
+        tail=tail,
+        leading=leading,
+        rows=rows,
+        corrections=corrections,
+    )
     mask, positions = check_prompt(ids, attention_mask, 0, model.config)
     cache = FilledCache(config=model.config)
     if ids.shape[1] < plan.shortest:
@@ -180,64 +100,40 @@ def prefill(
             ids, mask, f"the prompt has {ids.shape[1]} tokens, and filling needs {plan.shortest}"
         )
         return cache
-    m = ids.shape[1] - plan.tail
-    cache.stats = fill_prefix(
-        decoder, plan, ids[:, :m], positions[:, :m], None if mask is None else mask[:, :m], cache
-    )
-    cache.stats.add_tail(ids[:, m:], mask)
+    request = Request(tokenizer, None if maps is None else maps.tokens, question)
+    cache.stats = fill_prompt(decoder, plan, ids, positions, mask, cache, request)
     return cache
+
+
+def fill_prompt(
+    decoder: Decoder,
+    plan: FillPlan,
+    ids: Tensor,
+    positions: Tensor,
+    mask: Tensor | None,
+    cache: Any,
+    request: Request,
+) -> PrefillStats:
+    """Writes ``cache`` for all of a prompt but the ``plan.left_to_model`` last tokens, which it counts as run.
+
+    Args:
+        ids, positions: [B, n]; they follow what the cache holds from earlier turns.
+        mask: [B, past + n], 0 on padding, or None.
+    """
+    left, request = plan.left_to_model, replace(request, ids=ids)
+    part = None if mask is None else mask[:, :-left]
+    stats, _ = walk(
+        decoder, plan, ids[:, :-left], positions[:, :-left], part, cache, request, tail=plan.tail - left
+    )
+    stats.add_tail(ids[:, -left:], mask)
+    return stats
 
 
 def fill_prefix(
     decoder: Decoder, plan: FillPlan, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any
 ) -> PrefillStats:
-    """Writes ``cache`` for the prefix rows: lower layers exactly, late layers by the plan (Figure 5).
-
-    Args:
-        ids: [B, m] the prompt without its tail; it follows what the cache holds from earlier turns.
-        positions: [B, m].
-        mask: [B, past + m], 0 on padding, or None.
-        cache: a transformers DynamicCache built for this model's config.
-    """
-    stats = PrefillStats(fill=plan.fill.name)
-    past = cache.get_seq_length()
-    with stats.stage("lower", ids.device):
-        h = decoder.embed(ids)
-        rows = decoder.rows(h, positions, mask, cache)
-        for i in range(plan.split):
-            h = decoder.run_layer(i, h, rows, cache)
-    lead = None
-    if plan.leading and past == 0 and plan.fill.name != "exact":  # later turns have their sink in the cache
-        with stats.stage("leading", ids.device):
-            lead = run_leading(decoder, plan, h, positions, mask)
-    with stats.stage("fill", ids.device):
-        plan.fill.write(Prefix(decoder, plan, h, rows, cache, lead))
-    real = ids.numel() if mask is None else int(mask[:, past:].sum())
-    exact = real if plan.fill.name == "exact" else (0 if lead is None else int(lead.valid.sum()))
-    stats.tokens, stats.exact, stats.filled = real, exact, real - exact
-    return stats
-
-
-def run_leading(
-    decoder: Decoder, plan: FillPlan, h_split: Tensor, positions: Tensor, mask: Tensor | None
-) -> Leading:
-    """Runs the first rows of every sequence through the late layers; they attend only to one another.
-
-    No affine map predicts the attention sink they hold, whose state is a hundred times larger than any other.
-    """
-    batch, m, d = h_split.shape
-    padding = torch.zeros(batch, dtype=torch.long, device=h_split.device)
-    if mask is not None:
-        padding = m - mask.to(h_split.device).sum(1)
-    index = padding[:, None] + torch.arange(plan.leading, device=h_split.device)
-    valid, index = index < m, index.clamp(max=m - 1)
-    h = h_split.gather(1, index[..., None].expand(-1, -1, d))
-    # Plain layers whatever the model's windows: none of these few rows may be forgotten before it is copied.
-    cache = DynamicCache()
-    rows = decoder.rows(h, positions.expand(batch, -1).gather(1, index), None, cache)
-    for i in range(plan.split, decoder.n_layers):
-        h = decoder.run_layer(i, h, rows, cache)
-    return Leading(index, valid, cache)
+    """Writes ``cache`` for the prefix alone, ids [B, m], by a plan that reads nothing of the tail (`walk`)."""
+    return walk(decoder, plan, ids, positions, mask, cache, Request())[0]
 
 
 def check_prompt(
@@ -279,10 +175,3 @@ def check_prompt(
         )
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
     return mask, positions[:, past:]
-
-
-def exact_stats(ids: Tensor, mask: Tensor | None, reason: str) -> PrefillStats:
-    """Stats of a prompt that runs exactly, and why."""
-    stats = PrefillStats(reason=reason)
-    stats.add_tail(ids, mask)
-    return stats

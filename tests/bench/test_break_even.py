@@ -22,7 +22,7 @@ def timed(monkeypatch, ratios):
     """Makes the timing answer filled / exact = ratios, by length; returns the lengths asked for."""
     asked = []
 
-    def measure(model, plan, ids, lengths, repeats, tick):
+    def measure(model, plan, ids, lengths, repeats, tick, tokenizer):
         asked.extend(lengths)
         return [
             ttft.Ttft(n, 2.0, 2.0, exact=[9.0, 1.0, 1.0], filled=[0.1, r, r])

@@ -286,7 +286,7 @@ def test_stats_count_every_row_and_time_every_stage():
             2 * (TAIL + LEADING),
         )
         assert f.stats.fill == "identity" and f.stats.reason is None
-        assert set(f.stats.seconds) == {"lower", "leading", "fill", "tail"}
+        assert set(f.stats.seconds) == {"lower", "select", "fill", "tail"}
         assert min(f.stats.seconds.values()) > 0
         generate(model, ids[:, :30])
         assert (f.stats.tokens, f.stats.filled, f.stats.exact) == (60, 0, 60)

@@ -54,10 +54,11 @@ def test_layer_inputs_are_the_model_s_own(family):
     model = tiny_model(family)
     ids = window(90).ids.long()[None]
     expected = model(ids, output_hidden_states=True).hidden_states
-    found = dict(layer_inputs(Decoder(model), ids, 5))
-    assert list(found) == [0, 1, 2, 3, 4, 5]
-    for layer, h in found.items():
+    found = list(layer_inputs(Decoder(model), ids, 0, 5))
+    assert [layer for layer, _, _ in found] == [0, 1, 2, 3, 4, 5]
+    for layer, h, x in found:
         assert torch.equal(h, expected[layer]), layer
+        assert x is h
 
 
 @torch.no_grad()
@@ -81,6 +82,40 @@ def test_sample_rows_are_the_same_of_every_layer(decoder):
             for w, r in zip(held, rows, strict=True)
         ]
         assert torch.equal(capture.heldout()[layer], torch.cat(parts))
+
+
+class Doubled(Decoder):
+    """A decoder whose layers read twice the state that enters them."""
+
+    def layer_input(self, i, h, rows=None, cache=None):
+        return 2 * h
+
+
+@torch.no_grad()
+def test_a_state_apart_is_captured_beside_the_layers_inputs(tmp_path):
+    decoder, the_plan = Doubled(tiny_model()), plan()
+    moments = Moments((2, 3), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True)
+    capture = captured(decoder, the_plan, Capture(moments))
+    states = [
+        decoder.model(w.ids.long()[None], output_hidden_states=True).hidden_states for w in the_plan.fit
+    ]
+    x, y = (torch.cat([h[layer][0, LEADING:] for h in states]).double() for layer in (3, 5))
+    xc, yc = x - x.mean(0), 2 * (y - y.mean(0))
+    torch.testing.assert_close(moments.gram(3), xc.T @ xc, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(moments.centred(3, 5).cross, yc.T @ xc, rtol=1e-9, atol=1e-9)
+    assert list(capture.heldout_states()) == [2, 3]
+    for split, rows in capture.heldout_states().items():
+        assert torch.equal(2 * rows, capture.heldout()[split])
+    Checkpoint(tmp_path, {}, 0).save(capture, 4)
+    again = Capture(Moments((2, 3), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True))
+    assert "after 6 windows" in Checkpoint(tmp_path, {}, 0).resume(again)
+    same(again, capture)
+    assert all(torch.equal(t, again.heldout_states()[k]) for k, t in capture.heldout_states().items())
+
+
+def test_heldout_states_are_the_inputs_where_nothing_is_apart(decoder):
+    capture = captured(decoder, plan(1, 1))
+    assert torch.equal(capture.heldout_states()[2], capture.heldout()[2]) and not capture.states
 
 
 def test_heldout_rows_are_even_bounded_and_seeded():

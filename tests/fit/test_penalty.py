@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ridgefill.compat import new_cache
 from ridgefill.fit.moments import Moments
-from ridgefill.fit.penalty import Heldout, choose_penalty, cosine, explained_variance
+from ridgefill.fit.penalty import Heldout, choose_penalty, cosine, explained_variance, write
 from ridgefill.fit.solve import Spectrum, ridge
 from ridgefill.models.decoder import Decoder
-from tests.tiny import tiny_model
+from tests.tiny import HYBRIDS, tiny_model
 
 GRID = (1e-3, 0.03, 1.0)
 SPLIT = 3
@@ -70,6 +71,48 @@ def test_identity_score_is_of_the_split_state(scene):
     written = [decoder.project(4, sample[layer][None]) for layer in (4, SPLIT)]
     pair = [tuple(t[0].transpose(0, 1).flatten(1) for t in w) for w in written]
     assert heldout.identity[4] == pytest.approx(cosine(*pair), abs=1e-6)
+
+
+@torch.no_grad()
+def test_wide_states_are_scored_by_their_maps(scene):
+    decoder, _, _, sample, _ = scene
+    g = torch.Generator().manual_seed(5)
+    mix = torch.randn(64, 160, generator=g) / 8
+    moments = Moments((SPLIT,), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True)
+    fit = {k: torch.randn(300, 64, generator=g) for k in range(SPLIT, 6)}
+    for layer in moments.layers:
+        moments.add(layer, fit[layer], fit[5] @ mix if layer == SPLIT else None)
+    spectrum, state = Spectrum.of(moments.gram(SPLIT)), sample[5] @ mix
+    apart = NarrowIdentity(decoder.model)
+    heldout = choose_penalty(apart, moments, spectrum, SPLIT, sample, GRID, state=state)
+    weight, bias = ridge(spectrum, moments.centred(SPLIT, 5), GRID[0])
+    predicted = state @ weight.T.float() + bias.float()
+    expected = cosine(write(decoder, 5, sample[5]), write(decoder, 5, predicted))
+    assert heldout.ridge[GRID[0]][5] == pytest.approx(expected, abs=1e-5)
+    assert heldout.ridge[GRID[0]][5] > heldout.ridge[GRID[0]][4] + 0.2  # only layer 5 depends on the state
+    same = cosine(write(decoder, 4, sample[4]), write(decoder, 4, state[:, :64]))
+    assert heldout.identity[4] == pytest.approx(same, abs=1e-6)
+
+
+class NarrowIdentity(Decoder):
+    """A decoder whose layers read the first 64 columns of a wider state."""
+
+    def layer_input(self, i, h, rows=None, cache=None):
+        return h[..., :64]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+@torch.no_grad()
+def test_a_recurrent_layer_is_scored_by_what_enters_its_convolution(family):
+    model = tiny_model(family)
+    decoder, x = Decoder(model), torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
+    layer = next(i for i in range(6) if decoder.recurrent(i))
+    written = write(decoder, layer, x)
+    assert [t.shape for t in written] == [(7, 16), (7, 48)]
+    cache = new_cache(model)
+    decoder.run_layer(layer, x[None], decoder.rows(x[None], torch.arange(7)[None], None, cache), cache)
+    kept = cache.layers[layer].conv_states[0][0, 16:, -3:]
+    assert torch.equal(torch.cat(written, dim=1)[-3:].T, kept)
 
 
 def test_cosine_averages_keys_and_values():

@@ -15,7 +15,9 @@ import torch
 
 from ridgefill.errors import CorpusError, OutputError, SettingError, UnsupportedModelError
 from ridgefill.fit import fit
+from ridgefill.fit.job import count_tokens
 from ridgefill.fit.memory import estimate_memory, show_bytes
+from ridgefill.fit.windows import Window
 from ridgefill.maps import RidgeMaps
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -91,10 +93,34 @@ def test_same_call_same_maps(done, texts, tmp_path):
 def same_maps(a, b):
     assert a.keys() == b.keys()
     for split in a:
+        assert torch.equal(a[split].tokens.counts, b[split].tokens.counts)
+        assert a[split].terminal.keys() == b[split].terminal.keys()
+        assert all(torch.equal(t, b[split].terminal[k]) for k, t in a[split].terminal.items())
         assert a[split].provenance.get("heldout") == b[split].provenance.get("heldout")
         for layer, one in a[split].maps.items():
             assert torch.equal(one.weight, b[split].maps[layer].weight)
             assert torch.equal(one.bias, b[split].maps[layer].bias)
+
+
+def test_maps_carry_the_calibration_text_s_token_counts(done):
+    out, maps = done
+    table = maps[2].tokens
+    source = maps[2].provenance["sources"][0]
+    assert len(table.counts) == 320 and table.total == source["fit"]["tokens"]
+    (beta,) = tiny_tokenizer().encode("x", add_special_tokens=False)
+    (rare,) = tiny_tokenizer().encode("Z", add_special_tokens=False)
+    assert table.counts[beta] > 10 and table.counts[rare] == 0
+    assert table.eligible(torch.tensor([rare, beta, 257])).tolist() == [True, True, False]
+    for split in (2, 3):
+        loaded = RidgeMaps.load(out / f"split-{split:02d}").tokens
+        for name, column in table.tensors().items():
+            assert torch.equal(loaded.tensors()[name], column)
+    assert maps[5].tokens is table  # the last layer needs no maps, but row selectors read the table
+
+
+def test_count_tokens_counts_every_token_of_every_window():
+    windows = [Window(torch.tensor(ids, dtype=torch.int32), 0, "", "", False) for ids in ([1, 1, 3], [3, 0])]
+    assert count_tokens(windows, 5).tolist() == [1, 2, 0, 2, 0]
 
 
 def test_moments_may_rest_elsewhere(done, texts, tmp_path):
@@ -161,7 +187,7 @@ def stop_after(calls, error):
 
 def test_only_the_last_layer_needs_no_text(tmp_path):
     maps = fit(tiny_model(), tiny_tokenizer(), ["no such file.txt"], [5], tmp_path, **SMALL)
-    assert maps[5].maps == {}
+    assert maps[5].maps == {} and maps[5].tokens is None
     assert RidgeMaps.load(tmp_path / "split-05").maps == {}
 
 
@@ -173,7 +199,31 @@ def test_encodings(texts, tmp_path, encoding):
     assert 0 < (stored - weight).abs().max() < 0.01 * weight.abs().max()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "olmo_hybrid"])
+def test_hybrids_get_maps_and_terminal_states(texts, tmp_path, family):
+    model = tiny_model(family)
+    maps = fit(model, tiny_tokenizer(), [texts], [2, 4], tmp_path, terminal_every=100, **SMALL)
+    p = maps[2].provenance
+    assert p["heldout_mean"] > p["heldout_identity_mean"]
+    assert set(p["heldout_identity"]) == set("345")
+    assert list(maps[2].terminal) == [3, 4] and list(maps[4].terminal) == [4]
+    held = p["sources"][0]["heldout"]
+    windows, states = held["windows"], p["terminal"]["states"]
+    assert p["terminal"]["windows"] == windows and 2 * windows - 2 <= states <= 4 * windows
+    assert set(p["terminal"]["error"]) == {"3", "4"} and 0 < p["terminal"]["error"]["3"] < 1.5
+    assert not maps[4].terminal[4].any()  # the split layer's input is not predicted
+    loaded = RidgeMaps.load(tmp_path / "split-02")
+    assert all(torch.equal(loaded.terminal[k], t) for k, t in maps[2].terminal.items())
+    loaded.check_model(model, tiny_tokenizer())
+
+
+def test_few_terminal_states_are_warned_of(texts, tmp_path, caplog):
+    settings = {**SMALL, "tokens": 2000}
+    maps = fit(tiny_model("qwen3_next"), tiny_tokenizer(), [texts], [2], tmp_path, **settings)
+    assert "the paper has 62" in caplog.text and maps[2].provenance["terminal"]["states"] < 8
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen2", "mixtral", "gpt_oss"])
 def test_families(texts, tmp_path, family):
     maps = fit(tiny_model(family), tiny_tokenizer(), [texts], [3], tmp_path, **SMALL)
     p = maps[3].provenance
@@ -235,6 +285,7 @@ def test_few_rows_are_warned_of(texts, tmp_path, caplog):
         {"leading": -1},
         {"chat_share": 1.5},
         {"encoding": "fp4"},
+        {"terminal_every": 0},
     ],
 )
 def test_settings_out_of_range(texts, tmp_path, setting):

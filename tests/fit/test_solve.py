@@ -169,6 +169,78 @@ def test_not_finite_is_reported():
     assert [moments.add(layer, data[0][layer]) for layer in moments.layers][:2] == [True, False]
 
 
+# --- a state apart from the layer's input: several streams enter a layer, W wide
+
+
+WIDE = 3 * D
+
+
+def wide_states(data):
+    """windows x splits of [m, W] that later layers' inputs depend on."""
+    g = torch.Generator().manual_seed(7)
+    mix = torch.randn(D, WIDE, generator=g)
+    return [{s: w[s].float() @ mix + torch.randn(len(w[s]), WIDE, generator=g) for s in SPLITS} for w in data]
+
+
+def wide_moments(data, states, splits=SPLITS):
+    moments = Moments(splits, L, dict.fromkeys(range(L), CPU), apart=True)
+    for window, each in zip(data, states, strict=True):
+        for layer in moments.layers:
+            assert moments.add(layer, window[layer], each.get(layer) if layer in splits else None)
+    return moments
+
+
+@pytest.mark.parametrize(("split", "layer"), [(1, 2), (1, 3), (1, 5), (3, 4)])
+def test_wide_maps_equal_the_direct_solution(split, layer):
+    data = states()
+    wide = wide_states(data)
+    moments = wide_moments(data, wide)
+    x, y = torch.cat([w[split] for w in wide]).double(), stacked(data, layer)
+    xc, yc = x - x.mean(0), y - y.mean(0)
+    gram = xc.T @ xc
+    torch.testing.assert_close(moments.gram(split), gram, rtol=1e-9, atol=1e-8)
+    penalised = gram + 0.03 * gram.trace() / WIDE * torch.eye(WIDE, dtype=torch.float64)
+    expected = torch.linalg.solve(penalised, xc.T @ yc).T
+    weight, bias = ridge(Spectrum.of(moments.gram(split)), moments.centred(split, layer), 0.03)
+    assert weight.shape == (D, WIDE)
+    torch.testing.assert_close(weight, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(bias, y.mean(0) - expected @ x.mean(0), rtol=1e-8, atol=1e-7)
+
+
+def test_a_state_apart_that_is_the_input_gives_the_same_moments():
+    data = states()
+    plain = moments_of(data)
+    apart = wide_moments(data, [{s: window[s] for s in SPLITS} for window in data])
+    for split in SPLITS:
+        assert torch.equal(apart.gram(split), plain.gram(split))
+        for layer in range(split, L):
+            a, b = apart.centred(split, layer), plain.centred(split, layer)
+            assert all(torch.equal(getattr(a, k), getattr(b, k)) for k in ("cross", "x_mean", "y_mean"))
+    assert not plain.grams and not plain.x_sums  # nothing is held twice
+
+
+def test_wide_moments_go_on_bit_for_bit_and_report_what_is_not_finite():
+    data = states()
+    wide = wide_states(data)
+    whole, half = wide_moments(data, wide), wide_moments(data[:2], wide[:2])
+    again = Moments(SPLITS, L, dict.fromkeys(range(L), CPU), apart=True)
+    again.restore({k: v.clone() for k, v in half.tensors().items()}, half.rows)
+    for window, each in zip(data[2:], wide[2:], strict=True):
+        for layer in again.layers:
+            again.add(layer, window[layer], each.get(layer))
+    assert again.rows == whole.rows
+    assert again.tensors().keys() == whole.tensors().keys()
+    assert all(torch.equal(v, again.tensors()[k]) for k, v in whole.tensors().items())
+    with pytest.raises(KeyError):  # moments that hold no state apart
+        again.restore(moments_of(data).tensors(), 1)
+    wide[0][3][2, 5] = float("inf")
+    spoilt = Moments(SPLITS, L, dict.fromkeys(range(L), CPU), apart=True)
+    found = [spoilt.add(k, data[0][k], wide[0].get(k)) for k in spoilt.layers]
+    assert found == [True, True, False, True, True]
+
+
 def test_size_is_what_is_held():
+    wide = wide_moments(states(), wide_states(states()))
+    assert product_elements(SPLITS, L, D, WIDE) == sum(t.numel() for t in wide.tensors().values())
     moments = moments_of(states())
     assert product_elements(SPLITS, L, D) == sum(t.numel() for t in moments.tensors().values())

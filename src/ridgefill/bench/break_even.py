@@ -22,19 +22,25 @@ def tried_lengths(plan: FillPlan, tokens: int) -> list[int]:
 
 
 def measure_break_even(
-    model: Any, plan: FillPlan, ids: Tensor, repeats: int = 3, tick: Callable[[], None] = lambda: None
+    model: Any,
+    plan: FillPlan,
+    ids: Tensor,
+    repeats: int = 3,
+    tick: Callable[[], None] = lambda: None,
+    tokenizer: Any = None,
 ) -> int | None:
     """The shortest tried prompt from which filling is faster, at that length and every longer one tried.
 
     Args:
         ids: [1, n] tokens of real text.
+        tokenizer: for selectors that read text.
 
     Returns:
         Tokens, or None if filling never paid within the text.
     """
     lengths = tried_lengths(plan, ids.shape[1])
     pays = None
-    for row in reversed(measure(model, plan, ids, lengths, repeats, tick=tick)):
+    for row in reversed(measure(model, plan, ids, lengths, repeats, tick=tick, tokenizer=tokenizer)):
         if statistics.median(row.filled) > PAYS * statistics.median(row.exact):
             break
         pays = row.tokens

@@ -5,27 +5,65 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoConfig
 
-from ridgefill.errors import SettingError, UnsupportedModelError
+from ridgefill.bench.layers import LayerCost, bad_config, layer_costs
+from ridgefill.errors import SettingError
 from ridgefill.models.decoder import refuse_unsupported
 
-_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-# With these keys the family's own config class says which layers have a window, and how wide a head is.
-_OPTIONAL = (
+# A text model's config may lie inside that of a model that reads images too.
+_WITH_IMAGES = ("qwen3_5", "qwen3_5_moe", "qwen4_exp")
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
+_COUNTS = (
+    *_REQUIRED,
     "num_key_value_heads",
     "head_dim",
-    "layer_types",
     "sliding_window",
+    "num_experts_per_tok",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "indexer_n_heads",
+    "indexer_head_dim",
+    "indexer_budget",
+    "indexer_compress_ratio",
+    "hc_count",
+    "hc_lowrank",
+    "ple_embed_dim",
+    "ple_conv_kernel_size",
+)
+KEYS = (
+    *_COUNTS,
+    "layer_types",
+    "num_experts",
+    "num_local_experts",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "shared_expert_intermediate_size",
+    "ple_layer_ids",
+)
+# With these the family's own config class works out the others.
+_DERIVING = (
     "use_sliding_window",
     "max_window_layers",
     "sliding_window_pattern",
+    "full_attention_interval",
+    "indexer_kv_heads",
 )
+_CHECKED = ("rope_parameters", "eos_token_id")  # what the class of a sparse-attention model checks as well
 
 
 @dataclass(frozen=True)
@@ -34,20 +72,14 @@ class ModelShape:
 
     Attributes:
         hidden: width of a layer's input, d.
-        layers: L.
-        heads, kv_heads, head_dim: query heads, key and value heads, and the width of one head.
-        intermediate: width of the gated MLP.
-        windows: per layer, the number of keys its sliding window holds (a row's own included), or None.
+        costs: every layer's multiply-accumulates.
+        map: those of one map applied to one row: its input's width (d, or all parallel streams) times d.
         model_type: the family, as the config names it.
     """
 
     hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    windows: tuple[int | None, ...]
+    costs: tuple[LayerCost, ...]
+    map: int
     model_type: str = ""
 
     @classmethod
@@ -56,58 +88,42 @@ class ModelShape:
 
         Args:
             config: a transformers config, its dict, or the path of a ``config.json`` or of its folder.
-                Keys that were left out take the defaults of the family's own config class.
+                Keys that were left out take the defaults of the family's own config class. Of a model that
+                reads images too the text model is counted.
 
         Raises:
             UnsupportedModelError: a family (or a kind of layer) that cannot be filled, by name.
             SettingError: the file cannot be read, or a key is missing or senseless.
         """
-        raw = _as_dict(config)
+        raw = _text_config(_as_dict(config))
         if not raw.get("model_type"):
-            raise _bad_config("model_type", "is missing")
+            raise bad_config("model_type", "is missing")
         refuse_unsupported(SimpleNamespace(**raw), (raw.get("architectures") or [raw["model_type"]])[0])
-        for key in _REQUIRED:
-            if raw.get(key) is None:
-                raise _bad_config(key, "is missing")
-        given = {key: raw[key] for key in (*_REQUIRED, *_OPTIONAL) if raw.get(key) is not None}
-        if "sliding_window" in raw:  # null means no window; a family's default is for a missing key
-            given["sliding_window"] = raw["sliding_window"]
-        _positive(given)
-        try:
-            full = AutoConfig.for_model(raw["model_type"], **given)
-        except Exception as error:  # families and transformers versions differ in what they raise
-            raise SettingError("read the model's config", _one_line(error), "correct the config") from error
-        heads = full.num_attention_heads
+        known = _known(raw)
         return cls(
-            hidden=full.hidden_size,
-            layers=full.num_hidden_layers,
-            heads=heads,
-            kv_heads=full.num_key_value_heads,
-            head_dim=getattr(full, "head_dim", None) or full.hidden_size // heads,
-            intermediate=full.intermediate_size,
-            windows=_windows(full),
+            hidden=known.hidden_size,
+            costs=layer_costs(known),
+            map=(known.hc_count or 1) * known.hidden_size**2,
             model_type=raw["model_type"],
         )
 
     @property
-    def row(self) -> int:
-        """Projections and MLP of one exact row in one layer."""
-        return 2 * self.hidden * self.heads * self.head_dim + self.kv + 3 * self.hidden * self.intermediate
+    def layers(self) -> int:
+        """L."""
+        return len(self.costs)
 
-    @property
-    def kv(self) -> int:
-        """Key and value projections of one row in one layer."""
-        return 2 * self.hidden * self.kv_heads * self.head_dim
-
-    @property
-    def key(self) -> int:
-        """Score and weighted sum of one attended key, over all query heads."""
-        return 2 * self.heads * self.head_dim
-
-    @property
-    def map(self) -> int:
-        """One map applied to one row."""
-        return self.hidden * self.hidden
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; equal layers stand together, under "costs"."""
+        alike: dict[LayerCost, list[int]] = {}
+        for i, cost in enumerate(self.costs):
+            alike.setdefault(cost, []).append(i)
+        return {
+            "model_type": self.model_type,
+            "hidden": self.hidden,
+            "layers": self.layers,
+            "map": self.map,
+            "costs": [{"of_layers": places, **asdict(cost)} for cost, places in alike.items()],
+        }
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -133,36 +149,41 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return found
 
 
+def _text_config(raw: dict[str, Any]) -> dict[str, Any]:
+    inner, family = raw.get("text_config"), raw.get("model_type")
+    if family not in _WITH_IMAGES or not isinstance(inner, Mapping):
+        return raw
+    return {"architectures": raw.get("architectures"), **inner, "model_type": f"{family}_text"}
+
+
+def _known(raw: dict[str, Any]) -> SimpleNamespace:
+    """`KEYS` as the family's own config class has them; None for what it does not know, whatever the file says."""
+    family = raw["model_type"]
+    try:
+        own = AutoConfig.for_model(family)
+    except Exception as error:  # a family that this version of transformers does not have yet
+        raise SettingError("read the model's config", _one_line(error), "update transformers") from error
+    for key in _REQUIRED:
+        if raw.get(key) is None and hasattr(own, key):
+            raise bad_config(key, "is missing")
+    read = (*KEYS, *_DERIVING, *(_CHECKED if hasattr(own, "indexer_budget") else ()))
+    given = {key: raw[key] for key in read if raw.get(key) is not None}
+    if "sliding_window" in raw:  # null means no window; a family's default is for a missing key
+        given["sliding_window"] = raw["sliding_window"]
+    _positive(given)
+    try:
+        full = AutoConfig.for_model(family, **given)
+    except Exception as error:  # families and transformers versions differ in what they raise
+        raise SettingError("read the model's config", _one_line(error), "correct the config") from error
+    found = {key: getattr(full, key, None) if hasattr(own, key) else None for key in KEYS}
+    return SimpleNamespace(model_type=family, **found)
+
+
 def _positive(given: Mapping[str, Any]) -> None:
-    for key in (*_REQUIRED, "num_key_value_heads", "head_dim", "sliding_window"):
+    for key in _COUNTS:
         value = given.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise _bad_config(key, f"is {value!r}, not a whole number of 1 or more")
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    """Per layer, the window that the family's own config class gives it."""
-    own = type(config)()  # a key that the family does not know is kept by its config, but no layer reads it
-    window = getattr(config, "sliding_window", None) if hasattr(own, "sliding_window") else None
-    kinds = getattr(config, "layer_types", None) if hasattr(own, "layer_types") else None
-    layers = config.num_hidden_layers
-    if kinds is None:
-        return (window,) * layers
-    if len(kinds) != layers:
-        raise _bad_config("layer_types", f"names {len(kinds)} layers where num_hidden_layers is {layers}")
-    known: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
-    for kind in kinds:
-        if kind not in known:
-            raise UnsupportedModelError(
-                f"count a layer of type {kind!r}",
-                "it is not supported",
-                "use a model with attention layers only",
-            )
-    return tuple(known[kind] for kind in kinds)
-
-
-def _bad_config(key: str, why: str) -> SettingError:
-    return SettingError("read the model's config", f"the key {key!r} {why}", "give a complete config.json")
+            raise bad_config(key, f"is {value!r}, not a whole number of 1 or more")
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +24,18 @@ from ridgefill.fill import Ridge
 from ridgefill.measured import recall
 from ridgefill.models import tail_attention
 from ridgefill.models.decoder import Decoder
-from ridgefill.plan import DEFAULT_LEADING, DEFAULT_TAIL, FillPlan, make_plan
-from ridgefill.prefill import PrefillStats, check_prompt, exact_stats, fill_prefix
+from ridgefill.plan import FillPlan, make_plan
+from ridgefill.prefill import check_prompt, fill_prompt
+from ridgefill.rows.request import Request, Span
+from ridgefill.stats import PrefillStats, exact_stats
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ridgefill.correct import Correction
     from ridgefill.fill import Fill
     from ridgefill.maps import RidgeMaps
+    from ridgefill.rows.base import Selector
 
 log = logging.getLogger("ridgefill")
 
@@ -47,11 +52,14 @@ class Filling:
         plan: what is filled.
         min_tokens: shorter prompts run exactly.
         stats: `PrefillStats` of the last prompt, None before the first.
+        question: rows [first, stop) of the next prompts' question, for selectors; None: they end with it.
     """
 
-    def __init__(self, model: Any, plan: FillPlan, min_tokens: int) -> None:
+    def __init__(self, model: Any, plan: FillPlan, min_tokens: int, tokenizer: Any = None) -> None:
         self.decoder, self.plan, self.min_tokens = Decoder(model), plan, max(min_tokens, plan.shortest)
         self.stats: PrefillStats | None = None
+        self.tokenizer = tokenizer
+        self.question: Span | Sequence[Span] | None = None
         self._handles: list[Any] = []
         self._tail_began: float | None = None
         self._said: set[str] = set()
@@ -106,26 +114,18 @@ class Filling:
         cache = new_cache(model) if cache is None else cache
         kwargs.pop("past_key_values", None)  # the older name, if that is how the cache came
         kwargs |= {"use_cache": True, CACHE_ARG: cache}
-        self._fill(ids, mask, positions, cache)
-        tail = self.plan.tail
-        kwargs["input_ids"] = ids[:, -tail:]
-        kwargs["position_ids"] = positions[:, -tail:]
+        request = Request(self.tokenizer, self._table(), self.question)
+        self.stats = fill_prompt(self.decoder, self.plan, ids, positions, mask, cache, request)
+        left = self.plan.left_to_model
+        kwargs["input_ids"] = ids[:, -left:]
+        kwargs["position_ids"] = positions[:, -left:]
         self._tail_began = time.perf_counter()
         if self._tail_attention is not None and not torch.is_grad_enabled():  # its merge has no gradient
             self._tail_attention.on()
         return (), kwargs
 
-    def _fill(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> None:
-        tail = self.plan.tail
-        self.stats = fill_prefix(
-            self.decoder,
-            self.plan,
-            ids[:, :-tail],
-            positions[:, :-tail],
-            None if mask is None else mask[:, :-tail],
-            cache,
-        )
-        self.stats.add_tail(ids[:, -tail:], mask)
+    def _table(self) -> Any:
+        return self.plan.fill.maps.tokens if isinstance(self.plan.fill, Ridge) else None
 
     def _after(self, model: Any, args: tuple[Any, ...], output: Any) -> None:
         if self._tail_attention is not None:
@@ -173,10 +173,13 @@ def filling(
     model: Any,
     maps: RidgeMaps | None = None,
     *,
-    tail: int = DEFAULT_TAIL,
-    leading: int = DEFAULT_LEADING,
-    fill: str | Fill = "ridge",
+    preset: str | None = None,
+    tail: int | None = None,
+    leading: int | None = None,
+    fill: str | Fill | None = None,
     split: int | float | None = None,
+    rows: Selector | str | None = None,
+    corrections: Sequence[Correction] | str | None = None,
     min_tokens: int | None = None,
     tokenizer: Any = None,
 ) -> Filling:
@@ -191,15 +194,25 @@ def filling(
     Args:
         model: a causal LM of a supported family.
         maps: fitted maps; needed by ``fill="ridge"``.
-        tail, leading, fill, split: as in `ridgefill.prefill`.
+        preset, tail, leading, fill, split, rows, corrections: as in `ridgefill.prefill`.
         min_tokens: shorter prompts run exactly; the default is what ``ridgefill check`` measured for these maps
             on this machine, or the tail and 256 rows more.
-        tokenizer: if given, it is checked against the one that the maps were fitted with.
+        tokenizer: for selectors that read text; checked against the one that the maps were fitted with.
 
     Raises:
         UnsupportedModelError, MapsMismatchError, SettingError: by name, before anything runs.
     """
-    plan = make_plan(len(Decoder(model).layers), maps, fill=fill, split=split, tail=tail, leading=leading)
+    plan = make_plan(
+        Decoder(model).n_layers,
+        maps,
+        preset=preset,
+        fill=fill,
+        split=split,
+        tail=tail,
+        leading=leading,
+        rows=rows,
+        corrections=corrections,
+    )
     if maps is not None:
         maps.check_model(model, tokenizer)
     if min_tokens is None:
@@ -207,7 +220,7 @@ def filling(
             recall(maps, plan, model.device) if isinstance(plan.fill, Ridge) and maps is not None else None
         )
         min_tokens = measured or plan.tail + plan.leading + UNMEASURED_BREAK_EVEN
-    return Filling(model, plan, min_tokens)
+    return Filling(model, plan, min_tokens, tokenizer)
 
 
 def _last_logit_only(logits_to_keep: Any) -> bool:

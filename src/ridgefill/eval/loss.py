@@ -13,9 +13,12 @@ from ridgefill.compat import new_cache
 from ridgefill.errors import PromptError
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan
-from ridgefill.prefill import check_prompt, fill_prefix
+from ridgefill.prefill import check_prompt
+from ridgefill.rows.request import Request
+from ridgefill.walk import walk
 
 SCORED = 512  # the fill's loss is larger right after the prefix, so both ends of the tail are scored
+QUESTION = 64  # rows that stand for the question of a text that asks none
 _LOGIT_ROWS = 256  # rows whose logits exist at once
 
 
@@ -38,11 +41,15 @@ class TailLoss:
 
 
 @torch.no_grad()
-def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor) -> Tensor:
+def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor, tokenizer: Any = None) -> Tensor:
     """Nats of the tail's tokens given the plan's prefix.
+
+    A document asks no question: selectors that look for one read the `QUESTION` rows before the tail, "the stretch
+    just before the scored continuation" (paper 2.4), and none that is scored.
 
     Args:
         ids: [1, n] one document; its first n - T tokens are the prefix.
+        tokenizer: for selectors that read text.
 
     Returns:
         [T - 1] fp32: the tail's first token is predicted by a prefix row, which a fill does not compute.
@@ -58,12 +65,9 @@ def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor) -> Tensor:
             "give longer text, or a shorter tail",
         )
     m = ids.shape[1] - plan.tail
-    _, positions = check_prompt(ids, None, 0, decoder.config)
-    cache = new_cache(decoder.model)
-    fill_prefix(decoder, plan, ids[:, :m], positions[:, :m], None, cache)
-    h = run_rows(decoder, ids[:, m:], positions[:, m:], cache)[
-        :, :-1
-    ]  # the last row predicts beyond the text
+    table = getattr(getattr(plan.fill, "maps", None), "tokens", None)
+    request = Request(tokenizer, table, question=(max(0, m - QUESTION), m), ids=ids)
+    h = _tail_outputs(decoder, plan, ids[:, :-1], request)  # the last row predicts beyond the text
     losses = [
         torch.nn.functional.cross_entropy(
             decoder.final(h[:, i : i + _LOGIT_ROWS])[0].float(),
@@ -73,6 +77,20 @@ def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor) -> Tensor:
         for i in range(0, h.shape[1], _LOGIT_ROWS)
     ]
     return torch.cat(losses)
+
+
+def _tail_outputs(decoder: Decoder, plan: FillPlan, ids: Tensor, request: Request) -> Tensor:
+    """The last layer's output [1, t, d] of the t tail rows at the end of ids [1, m + t]."""
+    t = plan.tail - 1
+    _, positions = check_prompt(ids, None, 0, decoder.config)
+    cache = new_cache(decoder.model)
+    if plan.joint:
+        _, h = walk(decoder, plan, ids, positions, None, cache, request, tail=t)
+        if h is None:
+            raise RuntimeError("a walk with a tail gave no outputs")
+        return h
+    walk(decoder, plan, ids[:, :-t], positions[:, :-t], None, cache, request)
+    return run_rows(decoder, ids[:, -t:], positions[:, -t:], cache)
 
 
 def run_rows(decoder: Decoder, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
@@ -85,9 +103,10 @@ def run_rows(decoder: Decoder, ids: Tensor, positions: Tensor, cache: Any) -> Te
 
 
 def compare(
-    decoder: Decoder, arms: Mapping[str, FillPlan], documents: Iterable[Tensor]
+    decoder: Decoder, arms: Mapping[str, FillPlan], documents: Iterable[Tensor], tokenizer: Any = None
 ) -> list[dict[str, TailLoss]]:
     """The tail's loss of every arm on the same documents, each [1, n]."""
     return [
-        {name: TailLoss.of(tail_nll(decoder, plan, ids)) for name, plan in arms.items()} for ids in documents
+        {name: TailLoss.of(tail_nll(decoder, plan, ids, tokenizer)) for name, plan in arms.items()}
+        for ids in documents
     ]

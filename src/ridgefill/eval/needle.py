@@ -63,7 +63,7 @@ def find_needles(
             continue
         tick(i + 1)
         exact = answer(model, tokenizer, ids, max_new_tokens=ANSWER_TOKENS)
-        with Filling(model, plan, min_tokens=plan.shortest):
+        with Filling(model, plan, min_tokens=plan.shortest, tokenizer=tokenizer):
             filled = answer(model, tokenizer, ids, max_new_tokens=ANSWER_TOKENS)
         found.append(Needle(depth, value in exact.text, value in filled.text))
     return found

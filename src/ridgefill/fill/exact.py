@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 if TYPE_CHECKING:
-    from ridgefill.prefill import Prefix
+    from ridgefill.walk import Prefix
 
 
 @dataclass(frozen=True)
@@ -35,5 +38,9 @@ class TrueInputs:
         """Runs the late layers beside the cache, and fills the cache from the inputs they had."""
         h, beside = prefix.h_split, prefix.empty_cache()
         for i in prefix.late_layers:
-            prefix.write(i, h[:, prefix.first_read(i) :])
+            prefix.write(i, partial(_inputs, i, h, prefix), h)
             h = prefix.decoder.run_layer(i, h, prefix.rows, beside)
+
+
+def _inputs(i: int, h: Tensor, prefix: Prefix) -> Tensor:
+    return prefix.decoder.layer_input(i, h, prefix.rows, prefix.cache)[:, prefix.first_read(i) :]

@@ -13,7 +13,7 @@ from ridgefill.compat import take_cache
 from ridgefill.errors import SettingError
 
 if TYPE_CHECKING:
-    from ridgefill.prefill import Prefix
+    from ridgefill.walk import Prefix
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class NoFill:
                 "rows can only be hidden where the attention takes a [B, 1, q, kv] mask",
                 "load the model with attn_implementation='sdpa' or 'eager'",
             )
-        hidden = ~prefix.leading_mask()
+        hidden = ~prefix.exact_mask()
         for i in prefix.late_layers:
-            prefix.write(i, torch.zeros_like(prefix.split_state(i)))
-            _hide(prefix.decoder.layers[i], i, prefix.cache, hidden)
+            prefix.write_exact_only(i)
+            if not prefix.decoder.recurrent(i):
+                _hide(prefix.decoder.layers[i], i, prefix.cache, hidden)
 
 
 def _hide(layer: Any, i: int, cache: Any, hidden: Tensor) -> None:

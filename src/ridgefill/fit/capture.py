@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,21 @@ HELDOUT_ROWS = 4096  # held-out rows kept at most: enough to tell penalties apar
 CHECKPOINT_SHARE = 10  # a checkpoint is due after this many times its own writing time, at the earliest
 
 
-def layer_inputs(decoder: Decoder, ids: Tensor, last: int) -> Iterator[tuple[int, Tensor]]:
-    """(layer, its input [B, m, d]) for layers 0 .. last of the exact model; ids [B, m]."""
+def layer_inputs(
+    decoder: Decoder, ids: Tensor, first: int, last: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Layers first .. last of the exact model on ids [B, m], every window from an empty state.
+
+    Yields:
+        layer, the state h [B, m, W] that enters it, and the layer's input [B, m, d], which is h itself unless
+        several streams enter.
+    """
     ids = ids.to(decoder.device(0))
     h = decoder.embed(ids)
-    rows = decoder.rows(h, torch.arange(ids.shape[1], device=ids.device)[None])
+    rows = decoder.rows(h, torch.arange(ids.shape[1], device=ids.device)[None], ids=ids)
     for layer in range(last + 1):
-        yield layer, h
+        if layer >= first:
+            yield layer, h, decoder.layer_input(layer, h, rows)
         if layer < last:
             h = decoder.run_layer(layer, h, rows)
 
@@ -45,21 +53,41 @@ class Capture:
 
     Attributes:
         moments: of the fit windows.
-        sample: layer -> held-out rows, a list of [m, d] in the model's dtype, on the host.
+        sample: layer -> held-out rows of its input, a list of [m, d] in the model's dtype, on the host.
+        states: split -> the same rows of the state, [m, W]; only where the moments keep it apart.
         position: windows done, counted over the fit windows and then the held-out ones.
         seconds: "forward", "moments", "checkpoint".
     """
 
     moments: Moments
     sample: dict[int, list[Tensor]] = field(default_factory=dict)
+    states: dict[int, list[Tensor]] = field(default_factory=dict)
     position: int = 0
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("forward", "moments", "checkpoint"), 0.0)
     )
 
     def heldout(self) -> dict[int, Tensor]:
-        """layer -> held-out rows [m, d]."""
+        """layer -> held-out rows of its input [m, d]."""
         return {layer: torch.cat(parts) for layer, parts in self.sample.items()}
+
+    def heldout_states(self) -> dict[int, Tensor]:
+        """split -> held-out rows of the state that enters it, [m, W]."""
+        apart = self.states if self.moments.apart else self.sample
+        return {split: torch.cat(apart[split]) for split in self.moments.splits if split in apart}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The held-out rows by name, for a checkpoint."""
+        states = self.heldout_states() if self.moments.apart else {}
+        rows = {str(layer): t for layer, t in self.heldout().items()}
+        return rows | {f"state.{split}": t for split, t in states.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes up `tensors` again."""
+        self.sample, self.states = {}, {}
+        for name, rows in tensors.items():
+            kind, _, layer = name.rpartition(".")
+            (self.states if kind else self.sample)[int(layer)] = [rows.clone()]
 
 
 def run_capture(
@@ -108,26 +136,34 @@ def heldout_rows(length: int, leading: int, budget: int, seed: int, at: int) -> 
 def _accumulate(decoder: Decoder, window: Window, capture: Capture, leading: int) -> None:
     moments = capture.moments
     clock = _Clock(capture.seconds)
-    for layer, h in layer_inputs(decoder, window.ids.long()[None], moments.n_layers - 1):
+    for layer, h, x in layer_inputs(decoder, window.ids.long()[None], *_ends(moments)):
         clock.lap("forward", h.device)
-        if layer in moments.layers:
-            if not moments.add(layer, h[0, leading:].to(decoder.device(layer))):
-                _refuse_not_finite(layer, window)
-            clock.lap("moments", h.device)
+        where = decoder.device(layer)
+        state = h[0, leading:].to(where) if moments.apart and layer in moments.splits else None
+        if not moments.add(layer, x[0, leading:].to(where), state):
+            _refuse_not_finite(layer, window)
+        clock.lap("moments", h.device)
 
 
 def _gather(decoder: Decoder, window: Window, capture: Capture, chosen: Tensor) -> None:
-    found: dict[int, Tensor] = {}
+    moments = capture.moments
+    found: list[tuple[dict[int, list[Tensor]], int, Tensor]] = []
     clock = _Clock(capture.seconds)
-    for layer, h in layer_inputs(decoder, window.ids.long()[None], capture.moments.n_layers - 1):
+    for layer, h, x in layer_inputs(decoder, window.ids.long()[None], *_ends(moments)):
         clock.lap("forward", h.device)
-        if layer in capture.moments.layers:
-            found[layer] = h[0, chosen.to(h.device)].cpu()
-            if not torch.isfinite(found[layer]).all():
-                _refuse_not_finite(layer, window)
-            clock.lap("moments", h.device)
-    for layer, rows in found.items():
-        capture.sample.setdefault(layer, []).append(rows)
+        found.append((capture.sample, layer, x[0, chosen.to(x.device)].cpu()))
+        if moments.apart and layer in moments.splits:
+            found.append((capture.states, layer, h[0, chosen.to(h.device)].cpu()))
+        if not torch.isfinite(found[-1][2]).all():
+            _refuse_not_finite(layer, window)
+        clock.lap("moments", h.device)
+    for kept, layer, rows in found:
+        kept.setdefault(layer, []).append(rows)
+
+
+def _ends(moments: Moments) -> tuple[int, int]:
+    """First and last layer whose inputs are wanted."""
+    return moments.layers[0], moments.layers[-1]
 
 
 class _Clock:
@@ -186,10 +222,10 @@ class Checkpoint:
             kept = load_file(self.folder / files["moments"])
             rows = load_file(self.folder / files["sample"]) if "sample" in files else {}
             capture.moments.restore(kept, int(state["rows"]))
+            capture.restore(rows)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             self.remove()
             return "an earlier capture is damaged: starting afresh"
-        capture.sample = {int(layer): [t.clone()] for layer, t in rows.items()}
         capture.position, capture.seconds, self._named = position, seconds, files
         return f"resuming an earlier capture after {position} windows"
 
@@ -213,7 +249,7 @@ class Checkpoint:
             if self._named.get("moments") != files["moments"]:
                 _save(self.folder / files["moments"], capture.moments.tensors())
             if capture.sample and self._named.get("sample") != files["sample"]:
-                _save(self.folder / files["sample"], {str(k): v for k, v in capture.heldout().items()})
+                _save(self.folder / files["sample"], capture.tensors())
             capture.seconds["checkpoint"] += time.monotonic() - start
             write_json(self.folder / "state.json", self._state(capture, files))
         except OutputError:

@@ -46,7 +46,12 @@ class Memory:
 
 
 def estimate_memory(
-    model: Any, splits: Sequence[int], *, length: int, heldout_rows: int = HELDOUT_ROWS
+    model: Any,
+    splits: Sequence[int],
+    *,
+    length: int,
+    heldout_rows: int = HELDOUT_ROWS,
+    width_in: int | None = None,
 ) -> Memory:
     """The memory a fit of ``model`` at layers ``splits`` needs, in bytes.
 
@@ -54,22 +59,34 @@ def estimate_memory(
         model: a loaded causal LM; its config and dtype decide.
         length: tokens of a window at most.
         heldout_rows: held-out rows at most.
+        width_in: W, columns of the maps; by default the model's width.
     """
     config, item = model.config, model.dtype.itemsize
     n_layers, d = config.num_hidden_layers, config.hidden_size
+    apart = width_in is not None and width_in != d
+    w = width_in or d
     fitted = [s for s in splits if s < n_layers - 1]
     maps = sum(n_layers - 1 - s for s in fitted)
-    # A layer holds about four rows of width d (residual, norm, attention) and three of the MLP's width.
-    activations = length * item * (4 * d + 3 * config.intermediate_size)
+    # A layer holds about four rows of its state's width (residual, norm, attention) and three of the MLP's.
+    activations = length * item * (4 * w + 3 * _mlp_width(config))
     if getattr(config, "_attn_implementation", None) == "eager":  # scores, softmax in fp32, and the mask
         activations += length * length * (config.num_attention_heads * (item + 4) + item)
+    moments = product_elements(fitted, n_layers, d, w if apart else None)
+    kept = d * (n_layers - min(fitted, default=n_layers)) + (w * len(fitted) if apart else 0)
     return Memory(
         model=model.get_memory_footprint(),
-        moments=8 * product_elements(fitted, n_layers, d) if fitted else 0,
-        sample=heldout_rows * d * item * (n_layers - min(fitted)) if fitted else 0,
-        window=activations + 8 * length * d * (len(fitted) + 2) + (8 * d * d * len(fitted)),
-        solve=(4 * 8 * d * d + 4 * d * d * maps + 24 * heldout_rows * d) if fitted else 0,
+        moments=8 * moments if fitted else 0,
+        sample=heldout_rows * item * kept,
+        window=activations + 8 * length * (w * len(fitted) + 2 * d) + (8 * d * w * len(fitted)),
+        solve=(4 * 8 * w * w + 4 * d * w * maps + 24 * heldout_rows * w) if fitted else 0,
     )
+
+
+def _mlp_width(config: Any) -> int:
+    """The widest inner row of an MLP: of all the experts that a token runs, where there are some."""
+    dense = getattr(config, "intermediate_size", None) or 0
+    expert = getattr(config, "moe_intermediate_size", None) or dense
+    return max(dense, expert * (getattr(config, "num_experts_per_tok", None) or 1))
 
 
 def host_memory_available() -> int:

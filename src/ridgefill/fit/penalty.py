@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ridgefill.errors import SettingError
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.solve import Spectrum, in_basis
+from ridgefill.models import indexed, updates
 from ridgefill.models.decoder import Decoder
 
 
@@ -19,7 +22,8 @@ class Heldout:
 
     Attributes:
         ridge: lambda_rel -> layer -> cosine of what the layer writes.
-        identity: layer -> the same cosine for the identity fill.
+        identity: layer -> the same cosine for the identity fill; layers whose input depends on neighbouring
+            rows' tokens are left out.
         explained: lambda_rel -> layer -> share of the input's variance that the map explains.
         best: the lambda_rel with the largest mean cosine.
     """
@@ -38,6 +42,11 @@ class Heldout:
         """Mean cosine over the layers."""
         return sum(self.ridge[lambda_rel].values()) / len(self.ridge[lambda_rel])
 
+    @property
+    def identity_mean(self) -> float:
+        """The same for the identity fill; not a number where no layer has a score."""
+        return sum(self.identity.values()) / len(self.identity) if self.identity else math.nan
+
 
 def choose_penalty(
     decoder: Decoder,
@@ -47,28 +56,32 @@ def choose_penalty(
     sample: dict[int, Tensor],
     grid: Sequence[float],
     on_layer: Callable[[], None] = lambda: None,
+    state: Tensor | None = None,
 ) -> Heldout:
     """Scores every lambda_rel of ``grid`` on held-out rows.
 
     Predictions are made in the eigenbasis, in fp32: with Z = (X - x_bar) V computed once, a layer and a
-    penalty cost one [m, d] x [d, d] product.
+    penalty cost one [m, W] x [W, d] product.
 
     Args:
         sample: layer -> held-out rows [m, d] of its input, in the model's dtype.
         on_layer: called after each layer.
+        state: the same rows of the state X at the split, [m, W]; by default the split layer's input.
     """
     ridge: dict[float, dict[int, float]] = {value: {} for value in grid}
     explained: dict[float, dict[int, float]] = {value: {} for value in grid}
     identity: dict[int, float] = {}
     device = spectrum.vectors.device
     x_mean = moments.centred(split, split).x_mean.to(device)
-    z = ((sample[split].to(device, torch.float64) - x_mean) @ spectrum.vectors).float()
+    state = sample[split] if state is None else state
+    z = ((state.to(device, torch.float64) - x_mean) @ spectrum.vectors).float()
     for layer in range(split + 1, decoder.n_layers):
         centred = moments.centred(split, layer)
         basis = in_basis(spectrum, centred)
         true = sample[layer].to(device)
         written = write(decoder, layer, true)
-        identity[layer] = cosine(written, write(decoder, layer, sample[split]))
+        if (unchanged := _identity(decoder, layer, state)) is not None:
+            identity[layer] = cosine(written, write(decoder, layer, unchanged))
         for value in grid:
             folded = (basis * spectrum.shrinkage(value)).float()
             predicted = z @ folded.T + centred.y_mean.to(device, torch.float32)
@@ -78,14 +91,25 @@ def choose_penalty(
     return Heldout(ridge, identity, explained, _best(ridge))
 
 
-def write(decoder: Decoder, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys before rotary embedding and values that ``layer`` writes from x [m, d]; [m, H * D] each, fp32."""
-    keys, values = decoder.project(layer, x[None])
-    return tuple(t[0].transpose(0, 1).flatten(1).float() for t in (keys, values))  # type: ignore[return-value]
+def write(decoder: Decoder, layer: int, x: Tensor) -> tuple[Tensor, ...]:
+    """What rows x [m, d] of ``layer``'s input would write, each row by itself; [m, width] each, fp32.
+
+    An attention layer writes keys (before rotary embedding) and values, one with an indexer its keys too. A
+    Gated DeltaNet layer updates its state; what its update is made from stands for it: the keys and values that
+    enter its convolution.
+    """
+    module, x = decoder.layers[layer], x[None].to(decoder.device(layer))
+    if decoder.recurrent(layer):
+        written: tuple[Tensor, ...] = updates.project(module, x)
+    else:
+        written = decoder.project(layer, x)
+        if hasattr(module.self_attn, "indexer"):
+            written = (*written, indexed.index_keys(module, x))
+    return tuple((t[0] if t.ndim == 3 else t[0].transpose(0, 1).flatten(1)).float() for t in written)
 
 
-def cosine(true: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
-    """Mean over rows of (cosine of the keys + cosine of the values) / 2."""
+def cosine(true: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> float:
+    """Mean over rows and over what is written (keys, values) of the cosine."""
     each = [torch.cosine_similarity(a, b, dim=-1) for a, b in zip(true, other, strict=True)]
     return float(torch.stack(each).double().mean())
 
@@ -95,6 +119,14 @@ def explained_variance(true: Tensor, predicted: Tensor) -> float:
     y = true.double()
     spread = (y - y.mean(0)).square().sum()
     return float(1 - (y - predicted.double()).square().sum() / spread) if spread > 0 else 0.0
+
+
+def _identity(decoder: Decoder, layer: int, state: Tensor) -> Tensor | None:
+    """The layer's input [m, d] if the split's state [m, W] entered it."""
+    try:
+        return decoder.layer_input(layer, state.to(decoder.device(layer))[None])[0]
+    except SettingError:  # it looks tokens up, and these rows are scattered
+        return None
 
 
 def _best(scores: dict[float, dict[int, float]]) -> float:

@@ -14,6 +14,11 @@ from torch import Tensor
 SAME_WEIGHTS = 0.9  # a 4-bit copy correlates above 0.99 with the original, another model's weights near 0
 SKETCH_LAYERS = 8
 SKETCH_VALUES = 32  # per weight; 8 layers x 2 weights x 32 values
+# Where they are sampled: one weight of the mixer and one after it, the first of each that a layer has.
+_SKETCHED = (
+    ("self_attn.k_proj", "linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "linear_attn.k_proj"),
+    ("mlp.down_proj", "mlp.gate", "mlp.router"),  # of experts their router, which stays unquantized
+)
 
 # Fields that must be equal, with the words for them in a refusal.
 _MUST_MATCH = {
@@ -173,14 +178,17 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def sketch_weights(model: Any) -> tuple[float, ...] | None:
-    """Evenly spaced values of the key and MLP-down projections of up to 8 layers; None if unreadable."""
+    """Evenly spaced values of the key and MLP-down projections of up to 8 layers; None if unreadable.
+
+    Where there is no such projection, those of the recurrent input and of the expert router stand in.
+    """
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not layers:
         return None
     values: list[float] = []
     for i in _spread(len(layers), min(SKETCH_LAYERS, len(layers))):
-        for path in ("self_attn.k_proj", "mlp.down_proj"):
-            sample = _sample(layers[i], path)
+        for paths in _SKETCHED:
+            sample = _sample(layers[i], paths)
             if sample is None:
                 return None
             values += sample
@@ -212,11 +220,8 @@ def _spread(n: int, k: int) -> list[int]:
     return [i * (n - 1) // max(k - 1, 1) for i in range(k)]
 
 
-def _sample(layer: Any, path: str) -> list[float] | None:
-    try:
-        weight = layer.get_submodule(path).weight
-    except AttributeError:
-        return None
+def _sample(layer: Any, paths: tuple[str, ...]) -> list[float] | None:
+    weight = next((w for path in paths if (w := _weight(layer, path)) is not None), None)
     if (
         not isinstance(weight, Tensor)
         or weight.is_meta
@@ -233,6 +238,13 @@ def _sample(layer: Any, path: str) -> list[float] | None:
     if not torch.isfinite(sample).all():
         return None
     return [float(f"{value:.6g}") for value in sample.tolist()]  # six digits are plenty, and a short file
+
+
+def _weight(layer: Any, path: str) -> Any:
+    try:
+        return layer.get_submodule(path).weight
+    except AttributeError:
+        return None
 
 
 def _quantization(config: Any) -> str | None:

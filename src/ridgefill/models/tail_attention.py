@@ -7,6 +7,8 @@ and are merged by their log-sum-exps: the same attention, equal to the stock ker
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +26,11 @@ def usable(model: Any) -> bool:
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
     return _KERNEL is not None and on_cpu and not capped and model.config._attn_implementation == "sdpa"
+
+
+def kernel_for(query: Tensor) -> bool:
+    """Whether `attend` can compute this query's attention."""
+    return _KERNEL is not None and query.device.type == "cpu"
 
 
 class TailAttention:
@@ -44,6 +51,20 @@ class TailAttention:
         """Back to the model's own attention; harmless if it is on already."""
         if self._stock is not None:
             self.config._attn_implementation, self._stock = self._stock, None
+
+
+@contextmanager
+def tail_attention(model: Any, on: bool = True) -> Iterator[None]:
+    """Within it the model's attention is this one, if ``on`` and `usable`."""
+    if not (on and usable(model)):
+        yield
+        return
+    switch = TailAttention(model)
+    switch.on()
+    try:
+        yield
+    finally:
+        switch.off()
 
 
 def mask(

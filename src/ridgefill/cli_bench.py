@@ -1,0 +1,165 @@
+"""`ridgefill bench` and `ridgefill cost`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgefill.console import err, held_out_texts, load, load_config, numbers, out, plan_of, whole_number
+from ridgefill.errors import SettingError
+from ridgefill.options import (
+    CORRECT,
+    DEVICE,
+    DTYPE,
+    FILL,
+    LEADING,
+    MAYBE_MAPS,
+    MODEL,
+    PRESET,
+    ROWS,
+    SPLIT,
+    TAIL,
+    TEXTS,
+)
+
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="""Measure speed on this machine, exact and filled interleaved.
+
+    Example: ridgefill bench ttft model.gguf maps/split-15 --lengths 2048,8192""",
+)
+
+
+@bench.command("ttft")
+def bench_ttft(
+    model: MODEL,
+    maps: MAYBE_MAPS = None,
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths in tokens, separated by commas.")
+    ] = "4096,8192",
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each arm, after one to warm up.")] = 3,
+    preset: PRESET = None,
+    tail: TAIL = None,
+    leading: LEADING = None,
+    rows: ROWS = None,
+    correct: CORRECT = None,
+    fill: FILL = None,
+    split: SPLIT = None,
+    texts: TEXTS = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for ttft.json and ttft.png.")
+    ] = None,
+    device: DEVICE = "auto",
+    dtype: DTYPE = "auto",
+) -> None:
+    """Time to first token, exact and filled interleaved in one run: medians, ratio, and the ceilings of paper 2.5.
+
+    Example: ridgefill bench ttft model.gguf maps/split-15 --lengths 2048,8192 --tail 1024 -o results/
+    """
+    from rich.progress import Progress
+
+    from ridgefill.bench import ttft
+    from ridgefill.eval.documents import held_out_documents
+    from ridgefill.files import write_json
+
+    wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
+    loaded, tokenizer = load(model, device, dtype)
+    plan = plan_of(
+        loaded,
+        maps,
+        split,
+        preset=preset,
+        tail=tail,
+        leading=leading,
+        rows=rows,
+        corrections=correct,
+        fill=fill,
+    )
+    ids = held_out_documents(tokenizer, held_out_texts(texts), max(wanted), 1)[0].to(loaded.device)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("timing both arms", total=len(wanted) * (repeats + 1))
+        timed = ttft.measure(
+            loaded, plan, ids, wanted, repeats, tick=lambda: progress.advance(task), tokenizer=tokenizer
+        )
+    out.print(ttft.table(timed))
+    if output is not None:
+        found = ttft.to_json(loaded, plan, timed)
+        write_json(output / "ttft.json", found)
+        ttft.picture(timed, output / "ttft.png", f"{found['model']}, split {plan.split}, tail {plan.tail}")
+        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
+
+
+def cost(
+    model: Annotated[str | None, typer.Argument(help="A model; its config alone is read.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A config.json, in place of MODEL.")] = None,
+    split: Annotated[str, typer.Option(help="A layer, or a depth.")] = "0.5",
+    tail: Annotated[int, typer.Option(help="Last prompt tokens that run every layer.")] = 4096,
+    rows: Annotated[
+        str, typer.Option(help="Prefix rows that run every layer: a share (0.1) or a count.")
+    ] = "0.0",
+    leading: Annotated[int, typer.Option(help="First prompt tokens that run every layer.")] = 0,
+    fill: Annotated[str, typer.Option(help="ridge, identity, none or exact.")] = "ridge",
+    probe: Annotated[
+        int, typer.Option(help="Last rows that probe the filled late layers; 256 on the 27B.")
+    ] = 0,
+    score_rows: Annotated[
+        int, typer.Option(help="Last rows whose lower-layer attention ranks the prefix.")
+    ] = 0,
+    score_layers: Annotated[int, typer.Option(help="Lower attention layers that are scored; 0 for all.")] = 0,
+    value_rescale: Annotated[int, typer.Option(help="Tail rows that the value rescale measures.")] = 0,
+    key_rescale: Annotated[int, typer.Option(help="Tail rows that the key rescale measures.")] = 0,
+    no_map: Annotated[bool, typer.Option("--no-map", help="Do not count the maps.")] = False,
+    versus: Annotated[
+        str, typer.Option(help="exact, pop, or a setting: split=16,tail=4096,rows=0.1.")
+    ] = "exact",
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths, separated by commas.")
+    ] = "8192,16384,32768,65536",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count the multiply-accumulates of a prefill, against exact, POP or another setting (paper 2.5).
+
+    Example: ridgefill cost --config config.json --split 20 --tail 4096 --versus pop --lengths 16384,32768
+    """
+    from ridgefill.bench import cost as counting
+
+    if (model is None) == (config is None):
+        raise SettingError(
+            "count the cost", "it needs a model or a config", "name either MODEL or --config FILE"
+        )
+    shape = counting.ModelShape.from_config(config if config is not None else load_config(str(model)))
+    ours = counting.Setting(
+        split=numbers(split, "--split")[0],
+        tail=tail,
+        rows=_rows(rows),
+        leading=leading,
+        fill=fill,
+        probe=probe,
+        score_rows=score_rows,
+        score_layers=score_layers,
+        value_rescale=value_rescale,
+        key_rescale=key_rescale,
+        map="none" if no_map else "full",
+    )
+    theirs = counting.parse_versus(versus, shape, ours)
+    found = counting.report(
+        shape, [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")], ours, theirs
+    )
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        out.print(counting.table(found))
+
+
+def _rows(text: str) -> int | float:
+    from ridgefill.bench.cost import count_or_share
+
+    try:
+        return count_or_share(text)
+    except ValueError:
+        raise SettingError(
+            f"--rows {text}", "it is neither a share nor a count", "write it as --rows 0.1 or --rows 800"
+        ) from None
