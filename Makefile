@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-real lint types format results clean
+.PHONY: help setup demo test test-real lint types format results results-rows clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -28,6 +28,12 @@ test-real: $(READY)  ## the tests on the real default model (slow; fetches it on
 
 results: $(READY)  ## measure the README's table anew (about 40 minutes; skips what is measured already)
 	$(BIN)/python results/run.py
+
+results-rows: $(READY)  ## measure the row selectors anew (hours; skips what is measured already)
+	for setting in smollm2-07 smollm2-15 gemma3-09; do \
+	  $(BIN)/python results/rows/measure.py $$setting && $(BIN)/python results/rows/measure.py $$setting --loss || exit 1; \
+	done
+	$(BIN)/python results/rows/table.py
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check src tests results docs examples

@@ -68,7 +68,12 @@ def test_every_family_is_correct(family, texts):
     made = json.loads(json.dumps(found.to_json(model), allow_nan=False))
     assert made["correct"] is True and made["safe"] == found.safe
     assert made["delta_nll"]["ridge"]["all"] == found.delta("ridge")
-    assert len(made["documents"]) == 2 and made["plan"] == {"split": 3, "tail": 64, "leading": 16}
+    assert len(made["documents"]) == 2 and made["plan"] == {
+        "fill": "ridge",
+        "split": 3,
+        "tail": 64,
+        "leading": 16,
+    }
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])

@@ -26,6 +26,7 @@ from ridgefill.answer import answer, prompt_ids
 from ridgefill.load import load_model
 from ridgefill.maps import RidgeMaps
 from ridgefill.models.decoder import Decoder
+from ridgefill.plan import make_plan
 from tests import gguf_maker
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -107,9 +108,11 @@ def test_fit_writes_a_folder_of_maps_for_every_split(world):
         "split-01",
         *(f"split-01/proj.L{i}.safetensors" for i in (2, 3, 4, 5)),
         "split-01/ridgefill.json",
+        "split-01/tokens.safetensors",
         "split-03",
         *(f"split-03/proj.L{i}.safetensors" for i in (4, 5)),
         "split-03/ridgefill.json",
+        "split-03/tokens.safetensors",
     ]
     provenance = RidgeMaps.load(world.maps).provenance
     assert [s["name"] for s in provenance["sources"]] == ["a", "b"]
@@ -128,6 +131,59 @@ def test_texts_may_follow_one_option_or_repeat_it(world, tmp_path, capsys):
     assert "Memory at most" in said.err
 
 
+def test_maps_fitted_for_a_preset_bring_it_along(world, tmp_path, capsys):
+    fitting = (
+        "fit",
+        world.tiny,
+        "--texts",
+        world.a,
+        "-o",
+        tmp_path / "m",
+        "--tokens",
+        "3000",
+        "--length",
+        "200",
+    )
+    assert call(*fitting, "--preset", "flash-next") == 0
+    maps = RidgeMaps.load(tmp_path / "m")
+    assert maps.split == 3 and maps.preset == {"preset": "flash-next"}
+    assert make_plan(6, maps).tail == 2048 and make_plan(6, maps, tail=64).tail == 64
+    assert call(*fitting, "--preset", "pop") == 2 and "it is the identity fill" in capsys.readouterr().err
+    assert call(*fitting, "--preset", "fast") == 2 and "reference+rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--rows", "attention(1.5)"), "between 0 and 1"),
+        (("--rows", "attentive"), "attention"),
+        (("--correct", "terminal_state"), "ridgefill fit"),
+        (("--preset", "28b"), "27b"),
+    ],
+)
+def test_rows_and_corrections_that_cannot_be_are_refused(world, options, says, capsys):
+    assert call("run", world.tiny, world.maps, "--prompt-file", world.prompt, *options) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_run_says_how_many_rows_were_chosen(world, capsys):
+    asked = (
+        "run",
+        world.tiny,
+        world.maps,
+        "--prompt-file",
+        world.prompt,
+        "--tail",
+        "64",
+        "--max-new-tokens",
+        "2",
+    )
+    assert (
+        call(*asked, "--rows", "spans(overlap, 0.5, spans=8) | random(9)", "--correct", "key_rescale(8)") == 0
+    )
+    assert re.search(r"rows filled, \d+ chosen to run exactly", capsys.readouterr().err)
+
+
 def test_fit_takes_its_settings(world, tmp_path):
     assert call(
         "fit", world.tiny, "--texts", world.a, "--splits", "4", "-o", tmp_path, "--tokens", "3000",
@@ -138,7 +194,7 @@ def test_fit_takes_its_settings(world, tmp_path):
     assert maps.encoding == "int8" and maps.split == 4
     assert maps.provenance["settings"] == {
         "tokens": 3000, "length": 200, "holdout": 0.2, "lambda_grid": [0.01, 0.1], "leading": 3,
-        "chat_share": 0.0, "seed": 7,
+        "chat_share": 0.0, "seed": 7, "terminal_every": 2048,
     }  # fmt: skip
 
 

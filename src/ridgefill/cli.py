@@ -39,6 +39,7 @@ from ridgefill.options import (
     TAIL,
     TEXTS,
 )
+from ridgefill.presets import fitted_presets
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,7 +71,16 @@ def fit(
         list[str] | None, typer.Argument(metavar="[PATH]...", help="Further texts, after --texts PATH.")
     ] = None,
     texts: TEXTS = None,
-    splits: Annotated[str, typer.Option(help="Layers (15) or depths (0.5), separated by commas.")] = "0.5",
+    splits: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers (15) or depths (0.5), separated by commas; the preset's or 0.5 unless named."
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help=f"A deployment of the paper that the maps are for: {', '.join(fitted_presets())}."),
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder; one maps folder per split in it.")
     ] = Path("maps"),
@@ -106,7 +116,7 @@ def fit(
     from ridgefill.fit import fit as run_fit
     from ridgefill.fit.run import LAMBDA_GRID
 
-    named = numbers(splits, "--splits")
+    named = None if splits is None else numbers(splits, "--splits")
     grid = LAMBDA_GRID if lambdas is None else tuple(float(v) for v in numbers(lambdas, "--lambdas"))
     if moments_device is not None:
         usable_device(moments_device, "--moments-device")  # before the model is loaded
@@ -117,6 +127,7 @@ def fit(
         calibration_texts(given),
         named,
         output,
+        preset=preset,
         tokens=tokens,
         length=length,
         holdout=holdout,

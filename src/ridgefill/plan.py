@@ -78,17 +78,13 @@ class FillPlan:
         return 1 if self.joint else self.tail
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as a JSON object, rows and corrections in words."""
+        """The settings as a JSON object; rows and corrections in words, where there are any."""
         from ridgefill.correct.parse import written
 
-        return {
-            "fill": self.fill.name,
-            "split": self.split,
-            "tail": self.tail,
-            "leading": self.leading,
-            "rows": None if self.rows is None else str(self.rows),
-            "corrections": written(self.corrections),
-        }
+        made = {"fill": self.fill.name, "split": self.split, "tail": self.tail, "leading": self.leading}
+        rows = {} if self.rows is None else {"rows": str(self.rows)}
+        corrections = {"corrections": written(self.corrections)} if self.corrections else {}
+        return made | rows | corrections
 
     @property
     def shortest(self) -> int:

@@ -74,3 +74,8 @@ def preset(name: str) -> Preset:
             f"the preset {name!r}", "there is none of that name", f"use one of {', '.join(PRESETS)}"
         )
     return PRESETS[name]
+
+
+def fitted_presets() -> list[str]:
+    """Names of the presets that need maps."""
+    return [name for name, found in PRESETS.items() if found.fill == "ridge"]

@@ -158,7 +158,9 @@ class Prefix:
         rows = gather_rows(
             e.rows, torch.arange(e.chosen, e.chosen + t, device=e.h.device).expand(len(e.h), -1)
         )
-        true = self.decoder.writes(i, self.decoder.layer_input(i, e.h[:, e.chosen : e.chosen + t], rows), rows)
+        true = self.decoder.writes(
+            i, self.decoder.layer_input(i, e.h[:, e.chosen : e.chosen + t], rows), rows
+        )
         return true, self.decoder.writes(i, predict(i, self.tail_split[:, :t], self.decoder), rows)
 
     # --- one layer --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -51,6 +52,8 @@ def test_lengths_are_exact_and_every_part_lies_where_it_is_said_to(texts, kind, 
         assert tokenizer.decode(item.ids[0]) == item.text
         n_needles = 1 if hay.needles == "single" else 4
         assert len(item.needles) == n_needles and list(item.needles) == sorted(set(item.needles))
+        for (_, stop), (first, _) in pairwise(item.needles):
+            assert first - stop > 10  # a sentence of the hay lies between any two
         for first, stop in item.needles:
             assert 16 <= first < stop <= 1100
             needle = span_text(tokenizer, item, (first, stop))
@@ -218,6 +221,14 @@ def test_what_cannot_be_made_is_refused_by_name(texts):
         Haystack(tokens=600, tail=300, needles="multikey").items(tiny_tokenizer(), 1)
     with pytest.raises(SettingError, match="offsets"):
         Haystack(**SIZE).items(object(), 1)
+
+
+@pytest.mark.parametrize("place", [0, 1000])
+def test_a_needle_outside_the_rows_that_can_be_filled_makes_no_prompt(monkeypatch, place):
+    """Places are counted in tokens of the parts; should a tokenizer join them otherwise, the whole is checked."""
+    monkeypatch.setattr(haystack._Draft, "_places", lambda self, tokenizer: [place])
+    with pytest.raises(PromptError, match="do not fit"):
+        Haystack(tokens=1500, tail=400, leading=400).items(tiny_tokenizer(), 1)
 
 
 def test_what_cannot_be_answered_in_one_pass_is_refused_by_name():

@@ -47,8 +47,8 @@ READ = {
     ),
     "lexical(cap=0.1)": LexicalRows(cap=0.1),
     "spans(attention)": SpanRows(AttentionScore()),
-    "spans(overlap(hidden=True), budget=0.1, spans=16, pool=max)": SpanRows(
-        OverlapScore(hidden=True), 0.1, 16, "max"
+    "spans(overlap(hidden=True), budget=0.1, spans=16, pool=mean)": SpanRows(
+        OverlapScore(hidden=True), 0.1, 16, "mean"
     ),
     "spans(z(overlap + attention(heads=max)), spans=lines)": SpanRows(
         Combined((OverlapScore(), AttentionScore(heads="max"))), spans="lines"
@@ -94,8 +94,7 @@ def test_other_ways_to_write_it(text, same):
     [
         ("atention", "no rows called 'atention'.*attention, digits, leading"),
         ("overlap", "no rows called 'overlap'"),
-        ("spans(digits)", "no scores called 'digits'.*attention, overlap, probe"),
-        ("spans", "missing a required argument.*score"),
+        ("spans(digits)", "no scores called 'digits'.*attention, overlap, peak, probe"),
         ("attention(0.1, windw=3)", r"windw.*attention\(budget=0.1, window=64"),
         ("attention(1, 2, None, True, 5)", "too many positional"),
         ("attention(0.1, budget=0.2)", "multiple values"),

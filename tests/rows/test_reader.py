@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgefill.compat import cache_kwarg, new_cache
+from ridgefill.engines.transformers import filling
 from ridgefill.errors import SettingError
 from ridgefill.models.decoder import Decoder
 from ridgefill.prefill import prefill
@@ -15,6 +17,7 @@ from ridgefill.rows.base import Prompt, Selector
 
 from ..reference import CASES, TAIL, N, close, inputs_swapped, model_of, padded, prompt, random_maps
 from ..test_walk import affine
+from ..tiny import tiny_tokenizer
 
 M, SPLIT = N - TAIL, 5
 READ = [case for case in CASES if Decoder(model_of(case)).config.model_type not in ("gemma2", "gpt_oss")]
@@ -27,6 +30,7 @@ class Spy(Selector):
     queries: range
     layers: tuple[int, ...] | None = None
     probe: int = 0
+    peak: bool = False
     found: list[Tensor] = field(default_factory=list)
 
     query_aware = attends = True
@@ -38,7 +42,11 @@ class Spy(Selector):
     def select(self, prompt: Prompt) -> Tensor:
         reader = prompt.reader
         below = tuple(i for i in reader.attention_layers if i < reader.split)
-        got = reader.probe(self.probe) if self.probe else reader.lower(self.layers or below, self.queries)
+        got = (
+            reader.probe(self.probe)
+            if self.probe
+            else reader.lower(self.layers or below, self.queries, self.peak)
+        )
         self.found.append(got)
         return torch.zeros(prompt.prefix, dtype=torch.bool)
 
@@ -70,7 +78,7 @@ def test_lower_attention_is_the_stock_models(case):
     below = [i for i in range(SPLIT) if not decoder.recurrent(i) and decoder.window(i) is None]
     spy = Spy(range(N - 12, N - 1))
     if not below:
-        with pytest.raises(SettingError, match="layers below the split"):
+        with pytest.raises(SettingError, match="layers up to the split"):
             prefill(model, ids, random_maps(model, SPLIT), tail=TAIL, rows=spy)
         return
     prefill(model, ids, random_maps(model, SPLIT), tail=TAIL, rows=spy)
@@ -78,6 +86,28 @@ def test_lower_attention_is_the_stock_models(case):
     expected = torch.stack([stock[i][:, N - 12 : N - 1, :M].sum(1) for i in below])
     close(spy.found[0], expected)
     assert expected.sum() > 0
+    peak = Spy(range(N - 12, N - 1), peak=True)
+    prefill(model, ids, random_maps(model, SPLIT), tail=TAIL, rows=peak)
+    close(peak.found[0], torch.stack([stock[i][:, N - 12 : N - 1, :M].amax(1) for i in below]))
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_next"])
+def test_the_split_layer_can_be_read_too(case):
+    """Its input is exact for every row, whatever is filled above."""
+    model, ids = model_of(case), prompt()
+    decoder = Decoder(model)
+    split = max(i for i in range(5) if not decoder.recurrent(i) and decoder.window(i) is None)
+    spy = Spy(range(N - 12, N - 1), layers=(split,), peak=True)
+    prefill(model, ids, random_maps(model, split), tail=TAIL, leading=0, rows=spy)
+    close(spy.found[0][0], attentions(model, ids)[split][:, N - 12 : N - 1, :M].amax(1))
+    second = Spy(range(60, N - 1), layers=(split,))
+    cache = new_cache(model)
+    with filling(model, random_maps(model, split), tail=TAIL, rows=second, min_tokens=60) as f:
+        model(ids[:, :40], use_cache=True, logits_to_keep=1, **cache_kwarg(cache))
+        model(ids, use_cache=True, logits_to_keep=1, **cache_kwarg(cache))
+        assert f.stats is not None and f.stats.filled > 0
+    both = attentions(model, torch.cat([ids[:, :40], ids], 1))[split]
+    close(second.found[0][0], both[:, 40 + 60 : 40 + N - 1, 40 : 40 + M].sum(1))
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "qwen3_next"])
@@ -122,7 +152,7 @@ def test_the_probe_is_the_late_layers_over_the_filled_cache(case):
 def test_what_was_not_kept_is_refused():
     model, ids = model_of("llama"), prompt()
     for spy, words in (
-        (Spy(range(N - 9, N - 1), layers=(5,)), "layers below the split"),
+        (Spy(range(N - 9, N - 1), layers=(3, 7)), "layers up to the split"),
         (Spy(range(N - 9, N - 1), layers=(4, 99)), "99"),
     ):
         with pytest.raises(SettingError, match=words):
@@ -154,3 +184,33 @@ def test_a_question_outside_the_prompt_is_refused(question):
     model, ids = model_of("llama"), prompt()
     with pytest.raises(SettingError, match="question"):
         prefill(model, ids, random_maps(model, SPLIT), tail=TAIL, rows=Spy(range(1)), question=question)
+
+
+@pytest.mark.parametrize("question", [None, (150, 170), (600, 640), (900, 1000)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "spans(peak, 0.2, spans=16)",
+        "spans(attention(baseline=true), 0.2, spans=8)",
+        "attention(0.2)",
+        "probe(9)",
+    ],
+)
+def test_the_question_may_stand_anywhere(words, question):
+    model, ids = model_of("llama"), prompt(1000)
+    cache = prefill(
+        model, ids, random_maps(model, 2), tail=64, rows=words, question=question, tokenizer=tiny_tokenizer()
+    )
+    assert cache.stats.selected > 0
+    if question is not None and "probe" not in words:
+        hidden = words.replace("peak", "peak(hidden=true)").replace("(0.2)", "(0.2, hidden=true)")
+        hidden = hidden.replace("baseline=true", "baseline=true, hidden=true")
+        assert prefill(
+            model,
+            ids,
+            random_maps(model, 2),
+            tail=64,
+            rows=hidden,
+            question=question,
+            tokenizer=tiny_tokenizer(),
+        ).stats.selected

@@ -249,19 +249,9 @@ def table(rows: Sequence[Ttft]) -> Table:
 
 def to_json(model: Any, plan: FillPlan, rows: Sequence[Ttft]) -> dict[str, Any]:
     """The measurement with all that made it."""
-    settings: dict[str, Any] = {
-        "fill": plan.fill.name,
-        "split": plan.split,
-        "tail": plan.tail,
-        "leading": plan.leading,
-    }
-    if plan.rows is not None:
-        settings["rows"] = str(plan.rows)
-    if plan.corrections:
-        settings["corrections"] = [str(correction) for correction in plan.corrections]
     return {
         "model": model.config._name_or_path,
-        "plan": settings,
+        "plan": plan.to_json(),
         "lengths": [r.to_json() for r in rows],
         "environment": environment(model.device),
     }

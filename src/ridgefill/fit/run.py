@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ridgefill import presets
 from ridgefill.devices import usable_device
 from ridgefill.errors import OutputError, SettingError
 from ridgefill.fit.capture import Checkpoint
@@ -19,6 +20,7 @@ from ridgefill.fit.settings import ENCODINGS, LAMBDA_GRID, TERMINAL_EVERY, Setti
 from ridgefill.maps import RidgeMaps
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.presets import Preset
 
 
 @torch.no_grad()
@@ -26,9 +28,10 @@ def fit(
     model: Any,
     tokenizer: Any,
     texts: Sequence[str | Path],
-    splits: Sequence[int | float],
+    splits: Sequence[int | float] | None,
     out: str | Path,
     *,
+    preset: str | None = None,
     tokens: int = 65536,
     length: int = 4096,
     holdout: float = 0.1,
@@ -48,8 +51,10 @@ def fit(
         model: a causal LM of a supported family, on one device or spread by accelerate's device map.
         tokenizer: its tokenizer.
         texts: text files, JSONL files, folders or Hugging Face data sets; each has an equal share.
-        splits: layers (int), or depths (float in (0, 1)).
+        splits: layers (int), or depths (float in (0, 1)); None takes the preset's depth, or half the layers.
         out: folder; ``out/.capture`` holds the checkpoint until the fit is done.
+        preset: a deployment of the paper (`ridgefill.presets`) that the maps are for: who loads them gets its tail,
+            rows and corrections unless others are named.
         tokens: tokens to run the model on, held-out ones included.
         length: tokens of a window, at most; the model's context bounds it too.
         holdout: share of documents and tokens that only choose the penalty.
@@ -84,6 +89,9 @@ def fit(
             a kill or a full disk the same call goes on from the last checkpoint.
     """
     decoder = Decoder(model)
+    made_for = None if preset is None else _preset(preset)
+    if splits is None:
+        splits = [0.5 if made_for is None else made_for.depth]
     layers = split_layers(splits, decoder.n_layers)
     fitted = [s for s in layers if s < decoder.n_layers - 1]
     longest = getattr(model.config, "max_position_embeddings", None) or length
@@ -108,10 +116,22 @@ def fit(
         bare = {s: RidgeMaps(s, {}, identity, empty, encoding, tokens=table) for s in layers}
         maps = bare | found
         for split, each in maps.items():
+            each.preset = None if preset is None else {"preset": preset}
             each.save(folder / f"split-{split:02d}", encoding=encoding)
         Checkpoint(folder / ".capture", {}, 0).remove()
         report.close(maps)
     return maps
+
+
+def _preset(name: str) -> Preset:
+    found = presets.preset(name)
+    if found.fill != "ridge":
+        raise SettingError(
+            f"fit maps for the preset {name!r}",
+            f"it is the {found.fill} fill, which has none",
+            "name another preset",
+        )
+    return found
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class Places:
         first_key: [B] slots before it hold padding.
         window: the layer's sliding window, or None.
         received: if given, attention probabilities are added to it: [B, heads, slots].
+        peak: keep the largest in ``received`` instead of adding.
     """
 
     slots: Tensor
@@ -42,6 +43,7 @@ class Places:
     first_key: Tensor
     window: int | None = None
     received: Tensor | None = None
+    peak: bool = False
 
     def mask(self, rows: slice, keys: slice) -> Tensor:
         """[B, 1, rows, keys] True where a row may look."""
@@ -262,7 +264,10 @@ def _scored(q: Tensor, k: Tensor, v: Tensor, places: Places, rows: slice, kwargs
             sink = sinks[mine].float().view(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
             logits = torch.cat([logits, sink], -1)
         p = logits.softmax(-1)[..., : k.shape[2]]
-        received[:, mine] += p.sum(2)
+        if places.peak:
+            received[:, mine] = torch.maximum(received[:, mine], p.amax(2))
+        else:
+            received[:, mine] += p.sum(2)
         parts.append(p.to(v.dtype) @ v[:, head, None])
     return torch.cat(parts, 1).transpose(1, 2)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ridgefill.rows.probe import ProbeRows
     from ridgefill.rows.protected import ProtectedRows
     from ridgefill.rows.random import RandomRows
-    from ridgefill.rows.scores import AttentionScore, Combined, OverlapScore, ProbeScore
+    from ridgefill.rows.scores import AttentionScore, Combined, OverlapScore, PeakScore, ProbeScore
     from ridgefill.rows.spans import SpanRows
     from ridgefill.rows.special import SpecialRows
     from ridgefill.rows.tail import LongerTail
@@ -34,6 +34,7 @@ _HOME = {
     "LexicalRows": "lexical",
     "LongerTail": "tail",
     "OverlapScore": "scores",
+    "PeakScore": "scores",
     "ProbeRows": "probe",
     "ProbeScore": "scores",
     "Prompt": "base",
@@ -59,7 +60,7 @@ SELECTORS = {  # how `parse_rows` calls them
     "special": "SpecialRows",
     "tail": "LongerTail",
 }
-SCORES = {"attention": "AttentionScore", "overlap": "OverlapScore", "probe": "ProbeScore"}
+SCORES = {"attention": "AttentionScore", "overlap": "OverlapScore", "peak": "PeakScore", "probe": "ProbeScore"}
 
 __all__ = [
     "SCORES",
@@ -72,6 +73,7 @@ __all__ = [
     "LexicalRows",
     "LongerTail",
     "OverlapScore",
+    "PeakScore",
     "ProbeRows",
     "ProbeScore",
     "Prompt",

@@ -36,12 +36,13 @@ class Reader(Protocol):
         """Layers whose attention reaches every earlier row; hybrids and sliding windows have others."""
         ...
 
-    def lower(self, layers: Sequence[int], queries: range) -> Tensor:
+    def lower(self, layers: Sequence[int], queries: range, peak: bool = False) -> Tensor:
         """[layers, heads, m]: attention of the prefix rows from the query rows, summed over the queries.
 
         Args:
-            layers: attention layers below the split.
+            layers: attention layers up to the split layer, whose own input is exact for every row.
             queries: prompt rows; each attends to the rows up to itself.
+            peak: the largest over the queries instead of the sum.
         """
         ...
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ridgefill.rows.request import Request
     from ridgefill.walk import Prefix
 
-CAPTURED = 512  # rows before the question's beginning and before its end whose lower states are kept
+CAPTURED = 512  # rows before the question's beginning, its end and the prompt's, whose lower states are kept
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Capture:
         rows = []
         for b, pad in enumerate(padding.tolist()):
             question = request.of(b).question_in(whole - pad)
-            ends = [whole] if question is None else [pad + question[0], pad + question[1]]
+            ends = [whole] if question is None else [pad + question[0], pad + question[1], whole]
             wanted = {row for end in ends for row in range(max(pad, end - CAPTURED), min(end, n))}
             rows.append(torch.tensor(sorted(wanted)))
         c = max(map(len, rows))
@@ -107,20 +107,25 @@ class ModelReader:
     def _pad(self) -> int:
         return int(self.prefix.padding[self.b])
 
-    def lower(self, layers: Sequence[int], queries: range) -> Tensor:
+    def lower(self, layers: Sequence[int], queries: range, peak: bool = False) -> Tensor:
         """[layers, heads, m]: attention of the prefix rows from the query rows, summed over the queries.
 
         The prompt's last row is left out: it runs in the model's own forward, after the rows are chosen.
+
+        Args:
+            layers: attention layers up to the split layer, whose own input is exact for every row.
+            peak: the largest over the queries instead of the sum.
 
         Raises:
             SettingError: layers or rows that were not kept.
         """
         capture = self.capture
-        if capture is None or not layers or any(i not in capture.layers for i in layers):
+        able = tuple(i for i in self.attention_layers if i <= self.split)
+        if capture is None or not layers or any(i not in able for i in layers):
             raise SettingError(
                 f"attention of layers {', '.join(map(str, layers)) or 'none'}",
-                f"the layers below the split whose attention reaches the whole prompt are "
-                f"{', '.join(map(str, capture.layers if capture else ())) or 'none'}",
+                f"the layers up to the split whose attention reaches the whole prompt are "
+                f"{', '.join(map(str, able)) or 'none'}",
                 "name some of those, or use a selector that reads no attention",
             )
         places = capture.places[self.b].tolist()
@@ -130,30 +135,48 @@ class ModelReader:
         if any(row not in where for row in queries):
             raise SettingError(
                 f"attention from rows {queries.start} to {queries.stop}",
-                f"only the {CAPTURED} rows before the question's beginning and its end are kept",
+                f"only the {CAPTURED} rows before the question's beginning, its end and the prompt's are kept",
                 "use a shorter window",
             )
         at = torch.tensor([where[row] for row in queries], device=capture.places.device)
-        return torch.stack([self._lower(i, at, capture) for i in layers])
+        return torch.stack([self._lower(i, at, capture, peak) for i in layers])
 
-    def _lower(self, i: int, at: Tensor, capture: Capture) -> Tensor:
-        prefix, layer = self.prefix, self.prefix.cache.layers[i]
-        past = layer.get_seq_length() - prefix.h_split.shape[1] - prefix.tail
+    def _lower(self, i: int, at: Tensor, capture: Capture, peak: bool) -> Tensor:
         place = capture.places[self.b, at]
-        held = tuple(t[self.b : self.b + 1] for t in kept(layer))
-        return self._received(
-            i, capture.states[i][self.b, at][None], place, ReadOnly(held, place[None] + past), past
-        )
+        if i == self.split:
+            buffers, h = self._at_split()
+            h = h[:, place]
+        else:
+            buffers = tuple(t[self.b : self.b + 1] for t in kept(self.prefix.cache.layers[i]))
+            h = capture.states[i][self.b, at][None]
+        past = buffers[0].shape[-2] - self.prefix.h_split.shape[1] - self.prefix.tail
+        return self._received(i, h, place, ReadOnly(buffers, place[None] + past), past, peak)
 
-    def _received(self, i: int, h: Tensor, place: Tensor, cache: Scatter, past: int) -> Tensor:
+    def _at_split(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """What layer S keeps of every row, written from their exact states, and those states."""
+        prefix, one, i = self.prefix, slice(self.b, self.b + 1), self.split
+        parts = [(prefix.h_split, prefix.rows), (prefix.tail_split, prefix.tail_rows)]
+        written, states = [], []
+        for h, rows in parts:
+            if h is not None and rows is not None:
+                own = one_sequence(rows, self.b)
+                states.append(h[one])
+                written.append(prefix.decoder.writes(i, prefix.decoder.layer_input(i, h[one], own), own))
+        layer = prefix.cache.layers[i]
+        if layer.is_initialized:
+            written.insert(0, tuple(t[one] for t in kept(layer)))
+        return tuple(torch.cat(t, -2) for t in zip(*written, strict=True)), torch.cat(states, 1)
+
+    def _received(
+        self, i: int, h: Tensor, place: Tensor, cache: Scatter, past: int, peak: bool = False
+    ) -> Tensor:
         """[heads, m] of the queries h [1, q, d] at the walk's places [q]."""
         m, pad = self.prefix.h_split.shape[1], self._pad
-        received = h.new_zeros(
-            1, self.prefix.decoder.config.num_attention_heads, cache.get_seq_length(), dtype=torch.float32
-        )
-        places = Places(cache.slots, 0, self.prefix.padding[self.b : self.b + 1], received=received)
-        rows = self._rows(place)
-        run_gathered(self.prefix.decoder, i, h, rows, places, cache)
+        heads = self.prefix.decoder.config.num_attention_heads
+        received = h.new_zeros(1, heads, cache.get_seq_length(), dtype=torch.float32)
+        first_key = self.prefix.padding[self.b : self.b + 1]
+        places = Places(cache.slots, 0, first_key, received=received, peak=peak)
+        run_gathered(self.prefix.decoder, i, h, self._rows(place), places, cache)
         return received[0, :, past + pad : past + m].cpu()
 
     def _rows(self, place: Tensor) -> Rows:

@@ -17,6 +17,7 @@ from ridgefill.rows.ranking import check_layers, lower_attention, need_reader
 from ridgefill.rows.segments import prompt_spans
 from ridgefill.rows.settings import check_choice, check_count, check_flag, written
 
+MOST_QUERIES = 256  # query rows read at most
 HEADS = ("sum", "max")
 NORMS = ("z", "rank")
 
@@ -69,6 +70,53 @@ class AttentionScore:
 
     def __str__(self) -> str:
         return written("attention", self)
+
+
+@dataclass(frozen=True)
+class PeakScore:
+    """The largest attention that any of the question's rows pays a row, in any head of any layer up to the split.
+
+    No sum and no mean: the one head that looks for the answer is not drowned by those that look elsewhere. The split
+    layer counts, since its input is exact for every row. Query rows are those from the question's first to the
+    prompt's last, or the last ``window`` where nobody said where the question is.
+
+    Attributes:
+        window: query rows without `Prompt.question`, and with the question hidden.
+        layers: attention layers read, or None for all up to the split layer.
+        hidden: read the rows just before the question instead.
+    """
+
+    window: int = 64
+    layers: tuple[int, ...] | None = None
+    hidden: bool = False
+
+    query_aware = True
+    attends = True
+    probes = False
+
+    def __post_init__(self) -> None:
+        check_count("a peak score: a window", self.window)
+        check_layers("a peak score", self.layers)
+        check_flag("a peak score: hidden", self.hidden)
+
+    def score(self, prompt: Prompt) -> Tensor:
+        """[m] fp32.
+
+        Raises:
+            SettingError: no model to read, no attention layer up to the split, or no question to hide.
+        """
+        reader = need_reader(prompt, "a peak score")
+        layers = self.layers or tuple(i for i in reader.attention_layers if i <= reader.split)
+        if self.hidden or prompt.question is None:
+            queries = prompt.queries(self.window, self.hidden)
+        else:
+            queries = range(max(prompt.question[0], prompt.n - MOST_QUERIES), prompt.n)
+            if prompt.question[1] <= prompt.n - MOST_QUERIES:  # a question that stands far before the end
+                queries = prompt.queries(MOST_QUERIES)
+        return reader.lower(layers, queries, peak=True).float().cpu().amax((0, 1))
+
+    def __str__(self) -> str:
+        return written("peak", self)
 
 
 @dataclass(frozen=True)

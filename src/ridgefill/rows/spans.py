@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ridgefill.errors import SettingError
 from ridgefill.rows.base import Budget, Prompt, Score, Selector, check_budget
+from ridgefill.rows.scores import PeakScore
 from ridgefill.rows.segments import LONGEST, check_spans, prompt_spans
 from ridgefill.rows.settings import check_choice, check_count, written
 
@@ -23,17 +24,18 @@ class SpanRows(Selector):
     the next that does, so that no span is ever halved. Leading rows run anyway and count nowhere.
 
     Attributes:
-        score: of the rows (`ridgefill.rows.scores`).
+        score: of the rows (`ridgefill.rows.scores`); `PeakScore` ranked the right sentence first in every kind of
+            prompt that was tried (results/rows).
         budget: rows kept at most.
         spans: "sentences", "lines", "auto" (lines where the text is source code), or a number of rows.
         pool: a span's score: the "mean", "max" or "sum" over its rows.
         longest: rows of a span at most; longer sentences are cut.
     """
 
-    score: Score
+    score: Score = field(default_factory=PeakScore)
     budget: Budget = 0.05
     spans: str | int = "auto"
-    pool: str = "mean"
+    pool: str = "max"
     longest: int = LONGEST
 
     def __post_init__(self) -> None:
