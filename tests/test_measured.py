@@ -37,6 +37,8 @@ def test_what_was_remembered_is_recalled_for_the_same_maps_plan_and_machine(cach
     assert recall(eye_maps(0.5), plan(eye_maps(0.5)), CPU) is None
     assert recall(maps, plan(maps, tail=65), CPU) is None
     assert recall(maps, plan(maps, leading=0), CPU) is None
+    assert recall(maps, make_plan(6, maps, tail=64, rows="random(0.5)"), CPU) is None
+    assert recall(maps, make_plan(6, maps, tail=64, corrections="key_rescale"), CPU) is None
     remember(maps, plan(maps, tail=65), CPU, 600)
     assert recall(maps, plan(maps), CPU) == 500
     assert recall(maps, plan(maps, tail=65), CPU) == 600

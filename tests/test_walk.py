@@ -15,6 +15,7 @@ from ridgefill.models.decoder import Decoder
 from ridgefill.plan import make_plan
 from ridgefill.prefill import prefill
 from ridgefill.rows.base import Prompt, Selector
+from ridgefill.rows.probe import ProbeRows
 
 from .reference import (
     CASES,
@@ -171,6 +172,46 @@ def test_a_second_turn_has_exact_rows_of_its_own(case, attends):
     with torch.no_grad(), inputs_swapped(model, filled, SPLIT, affine(maps, SPLIT)):
         theirs = model(both, use_cache=False).logits[:, -1:]
     close(out.logits, theirs)
+
+
+@dataclass(frozen=True)
+class Noting(Selector):
+    """The rows of another selector, and which they were."""
+
+    inner: Selector
+    chosen: list[int]
+
+    query_aware = attends = probes = True
+
+    def select(self, prompt: Prompt) -> Tensor:
+        rows = self.inner.select(prompt)
+        self.chosen[:] = rows.nonzero()[:, 0].tolist()
+        return rows
+
+
+@pytest.mark.parametrize(
+    "case", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "qwen3_5_text", "olmo_hybrid"]
+)
+def test_two_sweeps_leave_what_one_would(case):
+    """The probe reads the filled cache; the second sweep reuses it and carries recurrent states once (Figure 5)."""
+    model, ids = model_of(case), prompt()
+    maps, noting = random_maps(model, 2), Noting(ProbeRows(9, queries=7), [])
+    two = prefill(model, ids, maps, tail=TAIL, rows=noting, corrections=[ValueRescale(5)])
+    assert len(noting.chosen) == 9 and min(noting.chosen) >= 16
+    one = prefill(
+        model,
+        ids,
+        maps,
+        tail=TAIL,
+        rows=Fixed(tuple(noting.chosen), attends=True),
+        corrections=[ValueRescale(5)],
+    )
+    for a, b in zip(two.layers, one.layers, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(tensors(a), tensors(b), strict=True))
+    filled = torch.ones(N - 1, dtype=torch.bool)
+    filled[[*range(16), *noting.chosen, *range(M, N - 1)]] = False
+    plain = prefill(model, ids, maps, tail=TAIL, rows=Noting(ProbeRows(9, queries=7), []))
+    assert_close_cache(plain, mixed_cache(model, ids[0, : N - 1], filled, 2, maps))
 
 
 # corrections

@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"prompts of each cell, of {PROMPTS}")
     parser.add_argument("--arms", default="", help="names of arms, separated by semicolons; all by default")
-    parser.add_argument("--cells", default="", help="parts of cell names")
+    parser.add_argument("--cells", default="", help="names of cells, separated by semicolons; all by default")
     parser.add_argument("--loss", action="store_true", help="measure the loss instead")
     given = parser.parse_args()
     folder, split = settings(given.setting)
@@ -177,9 +177,7 @@ def main() -> None:
                     write_json(path, done)
                     print(domain, arm, [round(d["all"], 4) for d in found], flush=True)
         return
-    for cell in (
-        c for c in (*CELLS, *EXTRA) if not given.cells or any(p in c for p in given.cells.split(","))
-    ):
+    for cell in (c for c in (*CELLS, *EXTRA) if not given.cells or c in given.cells.split(";")):
         items = list(enumerate(items_of(cell, tokenizer, PROMPTS, maps)))[:: PROMPTS // given.prompts]
         kept = done["cells"].setdefault(cell, {})
         for arm in wanted:

@@ -41,7 +41,8 @@ def _path(maps: RidgeMaps) -> Path:
 
 
 def _key(plan: FillPlan, device: torch.device) -> str:
-    return f"tail {plan.tail}, leading {plan.leading}, {machine_key(device)}"
+    further = [f"{key} {value}, " for key, value in plan.to_json().items() if key in ("rows", "corrections")]
+    return f"tail {plan.tail}, leading {plan.leading}, {''.join(further)}{machine_key(device)}"
 
 
 def _read(path: Path) -> dict[str, Any]:

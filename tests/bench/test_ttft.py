@@ -155,7 +155,7 @@ def test_the_rows_that_ran_are_counted(ids, rows, counted):
     time = made["filled_median_s"] / made["exact_median_s"]
     assert made["measured_over_counted"] == pytest.approx(time / made["counted"])
     plan_as_json = ttft.to_json(model, plan, [row])["plan"]
-    assert plan_as_json["rows"] == str(rows) and "ValueRescale" in plan_as_json["corrections"][0]
+    assert plan_as_json["rows"] == str(rows) and "value_rescale" in plan_as_json["corrections"]
 
 
 def test_a_selector_that_reads_text_gets_the_tokenizer(ids):
