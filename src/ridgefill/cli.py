@@ -248,7 +248,7 @@ def run(
 
       ridgefill run model.gguf --fill exact --prompt-file report.txt     (the same, off)
 
-      ridgefill run model.gguf maps --rows "spans(overlap, 0.05)" --prompt-file report.txt --question "Who signed it?"
+      ridgefill run model.gguf maps --rows "spans(peak, 0.05)" --prompt-file report.txt --question "Who signed it?"
     """
     from contextlib import nullcontext
 
