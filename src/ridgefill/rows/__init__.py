@@ -60,7 +60,12 @@ SELECTORS = {  # how `parse_rows` calls them
     "special": "SpecialRows",
     "tail": "LongerTail",
 }
-SCORES = {"attention": "AttentionScore", "overlap": "OverlapScore", "peak": "PeakScore", "probe": "ProbeScore"}
+SCORES = {
+    "attention": "AttentionScore",
+    "overlap": "OverlapScore",
+    "peak": "PeakScore",
+    "probe": "ProbeScore",
+}
 
 __all__ = [
     "SCORES",
