@@ -19,9 +19,10 @@ import torch
 from rich.progress import track
 
 from ridgefill.bench.environment import environment
+from ridgefill.compat import cache_kwarg
 from ridgefill.embedded import code_texts, default_model, doc_texts, gemma_model, held_out, texts
 from ridgefill.eval.documents import held_out_documents
-from ridgefill.eval.haystack import Haystack, Item, prose, retrieved
+from ridgefill.eval.haystack import Haystack, Item, prose, retrieved, ruler_score
 from ridgefill.eval.loss import TailLoss, tail_nll
 from ridgefill.files import write_json
 from ridgefill.fit import fit
@@ -96,6 +97,15 @@ def items_of(cell: str, tokenizer: Any, count: int, maps: RidgeMaps) -> list[Ite
     return kind.items(tokenizer, count, prose(maps.provenance["fitted_documents"]) if hay == "prose" else ())
 
 
+def answered_in_text(model: Any, tokenizer: Any, item: Item, cache: Any) -> bool:
+    """Whether RULER's scorer finds the answer in 24 greedy tokens: a base model may put other words first."""
+    ids = item.ids.to(model.device)
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, **cache_kwarg(cache)
+    )
+    return ruler_score(tokenizer.decode(out[0, ids.shape[1] :]), item.answers) == 1
+
+
 def measure(
     model: Any, tokenizer: Any, maps: RidgeMaps, items: list[tuple[int, Item]], arm: str
 ) -> dict[str, Any]:
@@ -118,7 +128,9 @@ def measure(
         found.append(
             {
                 "item": index,
-                "found": retrieved(model, item, cache),
+                "found": answered_in_text(model, tokenizer, item, cache)
+                if tokenizer.chat_template is None
+                else retrieved(model, item, cache),
                 "selected": cache.stats.selected,
                 "prefill_s": round(seconds, 3),
                 "depth": item.depth,
