@@ -208,7 +208,7 @@ def test_words_on_the_break_even_length():
 @pytest.mark.parametrize(("measured", "used"), [(144, 144), (None, 208 + 1)])
 def test_the_break_even_length_is_remembered_and_used(texts, monkeypatch, measured, used):
     """Where filling never paid, prompts of all lengths tried run exactly."""
-    monkeypatch.setattr(break_even, "measure_break_even", lambda *_: measured)
+    monkeypatch.setattr(break_even, "measure_break_even", lambda *_, **__: measured)
     model = tiny_model()
     maps = eye_maps(model)
     found = check(model, tiny_tokenizer(), maps, [texts], **SMALL)
