@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ridgefill.compat import cache_kwarg, new_cache
 from ridgefill.correct import KeyRescale, ValueRescale
+from ridgefill.engines.transformers import filling
 from ridgefill.errors import SettingError
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import make_plan
 from ridgefill.prefill import prefill
+from ridgefill.rows.attention import AttentionRows
 from ridgefill.rows.base import Prompt, Selector
 from ridgefill.rows.probe import ProbeRows
 
@@ -156,8 +158,6 @@ def test_no_other_row_runs_a_late_layer(case, attends):
 def test_a_second_turn_has_exact_rows_of_its_own(case, attends):
     model, first, second = model_of(case), prompt(50, seed=3), prompt(N, seed=4)
     maps = random_maps(model, SPLIT)
-    from ridgefill.engines.transformers import filling
-
     rows = Fixed(SCATTERED, attends)
     both = torch.cat([first, second], 1)
     with filling(model, maps, tail=TAIL, leading=0, rows=rows, min_tokens=1) as f:
@@ -172,6 +172,42 @@ def test_a_second_turn_has_exact_rows_of_its_own(case, attends):
     with torch.no_grad(), inputs_swapped(model, filled, SPLIT, affine(maps, SPLIT)):
         theirs = model(both, use_cache=False).logits[:, -1:]
     close(out.logits, theirs)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3_text", "mistral-window", "qwen3_next"])
+@pytest.mark.parametrize("rows", [Fixed(SCATTERED), Fixed(SCATTERED, attends=True), AttentionRows(9)])
+def test_padding_of_an_earlier_turn_stays_hidden(case, rows):
+    model, (first, mask) = model_of(case), padded((50, 20))
+    second = prompt(N, batch=2, seed=4)
+    split = 4 if case == "qwen3_next" else SPLIT
+    if isinstance(rows, AttentionRows) and case in ("gemma3_text", "mistral-window"):
+        pytest.skip("no full attention below the split")
+    settings = {"tail": TAIL, "leading": 0, "rows": rows, "min_tokens": N}
+    with filling(model, random_maps(model, split), **settings) as f:
+        cache = new_cache(model)
+        model(
+            first,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            use_cache=True,
+            **cache_kwarg(cache),
+        )
+        both = torch.cat([mask, torch.ones_like(second)], 1)
+        positions = (both.cumsum(1) - 1)[:, 50:]
+        out = model(
+            second,
+            attention_mask=both,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **cache_kwarg(cache),
+        )
+        assert f.stats is not None and f.stats.filled > 0, f.stats
+        for b, n in enumerate((50, 20)):
+            cache = new_cache(model)
+            model(first[b : b + 1, 50 - n :], use_cache=True, logits_to_keep=1, **cache_kwarg(cache))
+            alone = model(second[b : b + 1], use_cache=True, logits_to_keep=1, **cache_kwarg(cache))
+            close(alone.logits[0], out.logits[b])
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from ridgefill.bench.environment import environment
 from ridgefill.compat import cache_kwarg
 from ridgefill.errors import RidgeFillError
 from ridgefill.eval.loss import TailLoss, tail_nll
-from ridgefill.files import write_text
+from ridgefill.files import whole_folder, write_text
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.rows.base import Prompt, Selector
@@ -41,21 +42,36 @@ SPLITS = {2: "1/4", 4: "1/2"}  # of 8 layers
 TOKENS, LEADING = 1280, 16
 TAIL = {"recall": 128, "loss": 512}
 SCORED = 128  # tokens at each end of the tail whose loss is given apart
+LAMBDAS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+PROVENANCE = (
+    "tokens",
+    "rows",
+    "lambda_rel",
+    "heldout_mean",
+    "heldout_identity_mean",
+    "explained_variance",
+    "terminal",
+)
 WINDOW = 64  # tail rows that the rescales measure on
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of the table; ``rows="fact"`` makes the asked fact's own rows exact."""
+    """One row of the table; ``rows="fact"`` makes the asked fact's own rows exact.
+
+    ``facts``: its maps were fitted on prompts with planted facts too.
+    """
 
     fill: str
     rows: str = ""
     corrections: str = ""
+    facts: bool = False
 
     @property
     def name(self) -> str:
         """As the table calls it."""
-        return " + ".join(part for part in (self.fill, self.rows, self.corrections) if part)
+        fill = f"{self.fill} (facts in the calibration)" if self.facts else self.fill
+        return " + ".join(part for part in (fill, self.rows, self.corrections) if part)
 
 
 VALUE, KEY, TERMINAL = f"value_rescale({WINDOW})", f"key_rescale({WINDOW})", "terminal_state"
@@ -84,6 +100,10 @@ ARMS = (
     *(Arm("ridge", corrections=c) for c in (VALUE, KEY, TERMINAL, f"{VALUE} | {TERMINAL}")),
     *(Arm("ridge", rows) for rows in ROWS),
     Arm("identity", "fact"),
+    *(Arm("identity", rows) for rows in ("attention(0.10)", "digits", "spans(overlap, 0.05, spans=lines)")),
+    Arm("ridge", facts=True),
+    Arm("ridge", corrections=f"{VALUE} | {TERMINAL}", facts=True),
+    Arm("ridge", "attention(0.10)", facts=True),
     Arm("ridge", "spans(overlap, 0.05, spans=lines)", f"{VALUE} | {TERMINAL}"),
 )
 
@@ -132,8 +152,9 @@ def main() -> None:
     logging.set_verbosity_error()
     if not args.table:
         bench = make_bench(args.model, args.prompts, args.documents)
-        for split, maps in fitted(bench, args).items():
-            measure(bench, split, maps, args)
+        maps = fitted(bench, args)
+        for split in SPLITS:
+            measure(bench, split, {facts: found[split] for facts, found in maps.items()}, args)
     write_text(args.out / "README.md", page(args.out))
 
 
@@ -156,23 +177,45 @@ def make_bench(folder: Path, prompts: int, documents: int) -> Bench:
     return Bench(model, tokenizer, made, [w[None] for w in windows[::step][:documents]])
 
 
-def fitted(bench: Bench, args: argparse.Namespace) -> dict[int, RidgeMaps]:
-    """Maps of both splits, fitted on the model's own training texts (no planted facts among them)."""
-    if not all((args.maps / f"split-{split:02d}").is_dir() for split in SPLITS):
+def fitted(bench: Bench, args: argparse.Namespace) -> dict[bool, dict[int, RidgeMaps]]:
+    """Maps of both splits, fitted on the model's own training texts: without and with planted facts."""
+    texts = embedded.texts()
+    sources = {False: [texts["speeches"], texts["plays"]]}
+    sources[True] = [*sources[False], fact_texts(bench.tokenizer, args.maps / "fact-texts")]
+    found = {}
+    for facts, files in sources.items():
+        folder = args.maps / ("facts" if facts else "text")
+        if not all((folder / f"split-{split:02d}").is_dir() for split in SPLITS):
+            fit(
+                bench.model,
+                bench.tokenizer,
+                files,
+                list(SPLITS),
+                folder,
+                tokens=args.tokens,
+                length=TOKENS,
+                lambda_grid=LAMBDAS,
+            )
+        found[facts] = {split: RidgeMaps.load(folder / f"split-{split:02d}") for split in SPLITS}
+    return found
+
+
+def fact_texts(tokenizer: Any, folder: Path) -> Path:
+    """Texts as the model was trained on: facts and questions about words and numbers that are never measured on."""
+    if not folder.is_dir():
         texts = embedded.texts()
-        fit(
-            bench.model,
-            bench.tokenizer,
-            [texts["speeches"], texts["plays"]],
-            list(SPLITS),
-            args.maps,
-            tokens=args.tokens,
-            length=TOKENS,
-        )
-    return {split: RidgeMaps.load(args.maps / f"split-{split:02d}") for split in SPLITS}
+        files = sorted(texts["speeches"].glob("*.txt"))
+        ids = tokenizer([path.read_text(encoding="utf-8") for path in files[:20]], add_special_tokens=False)
+        stream = np.concatenate([np.array(i, dtype=np.uint16) for i in ids["input_ids"]])
+        maker = Maker(tokenizer, stream, key_words(files + sorted(texts["plays"].glob("*.md"))))
+        with whole_folder(folder) as made:
+            for i in range(40):
+                sequence, _ = maker.training(random.Random(f"calibration {i}"), TOKENS, hard=True)
+                (made / f"{i:02d}.txt").write_text(tokenizer.decode(sequence), encoding="utf-8")
+    return folder
 
 
-def measure(bench: Bench, split: int, maps: RidgeMaps, args: argparse.Namespace) -> None:
+def measure(bench: Bench, split: int, maps: dict[bool, RidgeMaps], args: argparse.Namespace) -> None:
     """Every arm that the split's JSON lacks."""
     place = args.out / f"split-{split}.json"
     kept = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {"arms": {}}
@@ -184,14 +227,16 @@ def measure(bench: Bench, split: int, maps: RidgeMaps, args: argparse.Namespace)
         "leading": LEADING,
         "tail": TAIL,
         "scored_at_each_end": SCORED,
-        "calibration": {k: maps.provenance.get(k) for k in ("tokens", "rows", "lambda_rel", "terminal")},
-        "explained_variance": maps.provenance.get("explained_variance"),
+        "calibration": {
+            "with facts" if facts else "text": {key: found.provenance.get(key) for key in PROVENANCE}
+            for facts, found in maps.items()
+        },
         "depths": "even, one prompt each",
     }
     for arm in ARMS:
         if arm.name in kept["arms"]:
             continue
-        kept["arms"][arm.name] = one(bench, arm, split, maps)
+        kept["arms"][arm.name] = one(bench, arm, split, maps[arm.facts])
         write_text(place, json.dumps({**about, "arms": kept["arms"]}, indent=1) + "\n")
         print(split, arm.name, brief(kept["arms"][arm.name]), flush=True)
 

@@ -52,7 +52,8 @@ class Prefix:
         tail_split: h_S of the tail's rows if the tail runs in the walk, [B, t, d].
         tail_rows: as ``rows``, of the tail.
         exact: the rows that run every layer, or None.
-        padding: [B] rows of padding before each sequence.
+        padding: [B] rows of padding before each sequence, among the walk's rows.
+        hidden: [B] the same among all rows, those of earlier turns in the cache counted.
         written: attention layers' writes, kept between the first sweep and the second.
         sweep: 1 while the attention layers are filled for the probe, 2 otherwise.
     """
@@ -63,6 +64,7 @@ class Prefix:
     rows: Rows
     cache: Any
     padding: Tensor
+    hidden: Tensor
     tail_split: Tensor | None = None
     tail_rows: Rows | None = None
     exact: Exact | None = None
@@ -179,7 +181,7 @@ class Prefix:
         buffers, past = self._buffers(i, written)
         slots = e.at + past
         # what a window has forgotten of earlier turns has no slot
-        first_key = (self.padding + past - self._past(i)).clamp(min=0)
+        first_key = (self.hidden + past - self._past(i)).clamp(min=0)
         places = Places(slots, self.tail, first_key)
         e.h = run_gathered(self.decoder, i, e.h, e.rows, places, Scatter(buffers, slots))
         commit(self.cache.layers[i], buffers, m + self.tail)
@@ -250,14 +252,15 @@ def walk(
     """
     stats = PrefillStats(fill=plan.fill.name)
     past = cache.get_seq_length()
-    padding = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    hidden = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     if mask is not None:
-        padding = (ids.shape[1] - mask[:, past:].sum(1)).to(ids.device)
+        hidden = (mask == 0).sum(1).to(ids.device)
+    padding = (hidden - past).clamp(min=0)
     attends = plan.rows is not None and plan.rows.attends and not plan.fill_is_exact
     capture = Capture.of(decoder, plan, ids.shape[1], padding, request) if attends else None
     with stats.stage("lower", ids.device):
         prefix = _lower(decoder, plan, ids, positions, mask, cache, tail, capture)
-    prefix.padding = padding
+    prefix.padding, prefix.hidden = padding, hidden
     if not plan.fill_is_exact:
         if plan.rows is not None and plan.rows.probes:
             with stats.stage("fill", ids.device):
@@ -306,8 +309,8 @@ def _lower(
                     capture.see(i, h, start)
                 h = decoder.run_layer(i, h, rows, cache)
         parts.append((h, rows))
-    padding = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-    return Prefix(decoder, plan, *parts[0], cache, padding, *(parts[1] if tail else (None, None)))
+    none = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    return Prefix(decoder, plan, *parts[0], cache, none, none, *(parts[1] if tail else (None, None)))
 
 
 def _leading(prefix: Prefix, count: int) -> Tensor:

@@ -174,7 +174,7 @@ class ModelReader:
         m, pad = self.prefix.h_split.shape[1], self._pad
         heads = self.prefix.decoder.config.num_attention_heads
         received = h.new_zeros(1, heads, cache.get_seq_length(), dtype=torch.float32)
-        first_key = self.prefix.padding[self.b : self.b + 1]
+        first_key = self.prefix.hidden[self.b : self.b + 1]
         places = Places(cache.slots, 0, first_key, received=received, peak=peak)
         run_gathered(self.prefix.decoder, i, h, self._rows(place), places, cache)
         return received[0, :, past + pad : past + m].cpu()
@@ -190,7 +190,8 @@ class ModelReader:
     def probe(self, queries: int) -> Tensor:
         """[late attention layers, heads, m]: the last rows through the real late layers over the filled cache.
 
-        Gated DeltaNet layers start from an empty state, as the paper has them (2.4, "Two sweeps").
+        Gated DeltaNet layers start from an empty state, as the paper has them (2.4, "Two sweeps"). Earlier turns are
+        not read.
         """
         prefix, b = self.prefix, slice(self.b, self.b + 1)
         m, pad = prefix.h_split.shape[1], self._pad
