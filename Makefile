@@ -20,8 +20,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## fit maps for a small real model, run a long prompt both ways, say what it gave and cost
 	$(BIN)/ridgefill demo -o demo-out
 
+# One thread: the tests' models are tiny, and two threads that wait for each other on a busy machine take five times as long.
 test: $(READY)  ## the tests that need no network (minutes)
-	$(BIN)/python -m pytest -m "not real"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real"
 
 test-real: $(READY)  ## the tests on the real default model (slow; fetches it once)
 	$(BIN)/python -m pytest -m real
