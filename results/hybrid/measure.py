@@ -325,7 +325,7 @@ def page(folder: Path) -> str:
         if place.exists():
             lines += section(json.loads(place.read_text(encoding="utf-8")), split, depth)
     notes = folder / "NOTES.md"
-    return "\n".join(lines) + (notes.read_text(encoding="utf-8") if notes.exists() else "")
+    return "\n".join(lines) + "\n" + (notes.read_text(encoding="utf-8") if notes.exists() else "")
 
 
 def section(found: dict[str, Any], split: int, depth: str) -> list[str]:
@@ -342,7 +342,8 @@ def section(found: dict[str, Any], split: int, depth: str) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     prefix = found["prompt_tokens"] - found["tail"]["recall"]
-    for name, arm in found["arms"].items():
+    for title, arm in found["arms"].items():
+        name = title.replace("|", "and")  # a bar would end the cell
         if "refused" in arm:
             lines.append(f"| {name} | | refused | | | | |")
             continue
