@@ -67,7 +67,9 @@ def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor, tokenizer: Any = Non
     m = ids.shape[1] - plan.tail
     table = getattr(getattr(plan.fill, "maps", None), "tokens", None)
     request = Request(tokenizer, table, question=(max(0, m - QUESTION), m), ids=ids)
-    h = _tail_outputs(decoder, plan, ids[:, :-1], request)  # the last row predicts beyond the text
+    _, positions = check_prompt(ids, None, 0, decoder.config)
+    # the last row predicts beyond the text
+    h = _tail_outputs(decoder, plan, ids[:, :-1], positions[:, :-1], request)
     losses = [
         torch.nn.functional.cross_entropy(
             decoder.final(h[:, i : i + _LOGIT_ROWS])[0].float(),
@@ -79,10 +81,11 @@ def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor, tokenizer: Any = Non
     return torch.cat(losses)
 
 
-def _tail_outputs(decoder: Decoder, plan: FillPlan, ids: Tensor, request: Request) -> Tensor:
+def _tail_outputs(
+    decoder: Decoder, plan: FillPlan, ids: Tensor, positions: Tensor, request: Request
+) -> Tensor:
     """The last layer's output [1, t, d] of the t tail rows at the end of ids [1, m + t]."""
     t = plan.tail - 1
-    _, positions = check_prompt(ids, None, 0, decoder.config)
     cache = new_cache(decoder.model)
     if plan.joint:
         _, h = walk(decoder, plan, ids, positions, None, cache, request, tail=t)
