@@ -19,6 +19,7 @@ from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
 from ridgefill.plan import FillPlan
+from ridgefill.rows.token_table import TokenTable
 from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
 
 SMALL = {"tail": 64, "leading": 16, "tokens": 300, "documents": 2, "needles": 0}
@@ -197,6 +198,17 @@ def test_one_failed_comparison_is_named():
     found.verdicts.append(Verdict("tokens are the same", False, ""))
     assert not found.correct and not found.safe
     assert found.words()[0].startswith("NOT SAFE: tokens are the same.")
+
+
+def test_every_arm_gets_what_the_rows_read(texts):
+    """The identity arm has no maps, and chooses its rows by the maps' token table all the same."""
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    maps = eye_maps(model)
+    maps.tokens = TokenTable.of(tokenizer, torch.ones(model.config.vocab_size, dtype=torch.long))
+    found = check(model, tokenizer, maps, [texts], **SMALL, rows="protected(0.5)", timing=False)
+    assert found.delta("ridge") == pytest.approx(found.delta("identity"), abs=1e-6)
+    plain = check(model, tokenizer, maps, [texts], **SMALL, timing=False)
+    assert found.delta("ridge") != plain.delta("ridge")
 
 
 def test_words_on_the_break_even_length():

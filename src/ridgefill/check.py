@@ -231,15 +231,11 @@ def check(
     found = Check(plan, compare_with_stock(decoder, plan.split, texts_ids[0]))
     if not found.correct:
         return found
-    plain = {
-        c: () for c in ("exact", "identity") if any(isinstance(k, TerminalState) for k in plan.corrections)
-    }
-    arms: dict[str, Fill] = {"exact": Exact(), "identity": Identity(), "ridge": plan.fill}
+    needs_maps = any(isinstance(correction, TerminalState) for correction in plan.corrections)
     plans = {
-        name: replace(
-            plan, fill=arm, corrections=() if name == "exact" else plain.get(name, plan.corrections)
-        )
-        for name, arm in arms.items()
+        "exact": replace(plan, fill=Exact(), corrections=()),
+        "identity": replace(plan, fill=Identity(), corrections=() if needs_maps else plan.corrections),
+        "ridge": plan,
     }
     for i, ids in enumerate(texts_ids):
         tick(f"loss, document {i + 1} of {len(texts_ids)}")

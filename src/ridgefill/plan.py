@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ridgefill.rows.base import Selector
 
 if TYPE_CHECKING:
     from ridgefill.maps import RidgeMaps
+    from ridgefill.rows.token_table import TokenTable
 
 DEFAULT_TAIL = 2048  # paper section 9: "an exact tail of 2,048 to 4,096 tokens"
 DEFAULT_LEADING = 16
@@ -34,6 +35,7 @@ class FillPlan:
             state no affine map predicts; 0 is the paper's setting.
         rows: which further prefix rows run every layer (2.4), or None.
         corrections: what is done to the filled cache (2.3), in this order.
+        table: the maps' token table, which some selectors read; another arm of the same plan keeps it.
     """
 
     fill: Fill
@@ -42,8 +44,11 @@ class FillPlan:
     leading: int = DEFAULT_LEADING
     rows: Selector | None = None
     corrections: tuple[Correction, ...] = ()
+    table: TokenTable | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.table is None and isinstance(self.fill, Ridge):
+            object.__setattr__(self, "table", self.fill.maps.tokens)
         for correction in self.corrections:
             correction.check(self)
         if self.fill.name == "none" and self.rows is not None and self.rows.probes:
@@ -166,6 +171,7 @@ def make_plan(
         chosen["leading"],
         _rows(chosen["rows"]),
         _corrections(chosen["corrections"]),
+        None if maps is None else maps.tokens,
     )
 
 

@@ -100,7 +100,7 @@ def prefill(
             ids, mask, f"the prompt has {ids.shape[1]} tokens, and filling needs {plan.shortest}"
         )
         return cache
-    request = Request(tokenizer, None if maps is None else maps.tokens, question)
+    request = Request(tokenizer, plan.table, question)
     cache.stats = fill_prompt(decoder, plan, ids, positions, mask, cache, request)
     return cache
 

@@ -114,7 +114,7 @@ class Filling:
         cache = new_cache(model) if cache is None else cache
         kwargs.pop("past_key_values", None)  # the older name, if that is how the cache came
         kwargs |= {"use_cache": True, CACHE_ARG: cache}
-        request = Request(self.tokenizer, self._table(), self.question)
+        request = Request(self.tokenizer, self.plan.table, self.question)
         self.stats = fill_prompt(self.decoder, self.plan, ids, positions, mask, cache, request)
         left = self.plan.left_to_model
         kwargs["input_ids"] = ids[:, -left:]
@@ -123,9 +123,6 @@ class Filling:
         if self._tail_attention is not None and not torch.is_grad_enabled():  # its merge has no gradient
             self._tail_attention.on()
         return (), kwargs
-
-    def _table(self) -> Any:
-        return self.plan.fill.maps.tokens if isinstance(self.plan.fill, Ridge) else None
 
     def _after(self, model: Any, args: tuple[Any, ...], output: Any) -> None:
         if self._tail_attention is not None:

@@ -65,8 +65,7 @@ def tail_nll(decoder: Decoder, plan: FillPlan, ids: Tensor, tokenizer: Any = Non
             "give longer text, or a shorter tail",
         )
     m = ids.shape[1] - plan.tail
-    table = getattr(getattr(plan.fill, "maps", None), "tokens", None)
-    request = Request(tokenizer, table, question=(max(0, m - QUESTION), m), ids=ids)
+    request = Request(tokenizer, plan.table, question=(max(0, m - QUESTION), m), ids=ids)
     _, positions = check_prompt(ids, None, 0, decoder.config)
     # the last row predicts beyond the text
     h = _tail_outputs(decoder, plan, ids[:, :-1], positions[:, :-1], request)
