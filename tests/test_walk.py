@@ -79,7 +79,7 @@ def tensors(layer) -> list[Tensor]:
     return [t for part in found for t in (part.values() if isinstance(part, dict) else [part])]
 
 
-def assert_close_cache(ours, theirs, rows: slice = slice(None), atol: float = 3e-5) -> None:
+def assert_close_cache(ours, theirs, atol: float = 3e-5) -> None:
     for i, (a, b) in enumerate(zip(ours.layers, theirs.layers, strict=True)):
         for x, y in zip(tensors(a), tensors(b), strict=True):
             assert x.shape == y.shape, i

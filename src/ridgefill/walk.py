@@ -11,9 +11,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ridgefill.compat import new_cache
-from ridgefill.models import indexed, recurrent
+from ridgefill.models import attention, recurrent
 from ridgefill.models.decoder import Decoder, Rows
-from ridgefill.models.gathered import Places, Scatter, commit, gather_rows, join_rows, kept, run_gathered
+from ridgefill.models.gathered import (
+    Places,
+    Scatter,
+    commit,
+    gather_rows,
+    join_rows,
+    kept,
+    row_index,
+    run_gathered,
+)
 from ridgefill.models.tail_attention import tail_attention
 from ridgefill.rows.base import Prompt
 from ridgefill.rows.reader import Capture, ModelReader
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Exact:
+class ExactRows:
     """The rows that run every layer inside the walk, all together: chosen prefix rows, then the tail.
 
     Attributes:
@@ -67,7 +76,7 @@ class Prefix:
     hidden: Tensor
     tail_split: Tensor | None = None
     tail_rows: Rows | None = None
-    exact: Exact | None = None
+    exact: ExactRows | None = None
     written: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     sweep: int = 2
 
@@ -129,7 +138,8 @@ class Prefix:
     def write_exact_only(self, i: int) -> None:
         """Writes nothing for filled rows: zeros where a slot is needed, the exact rows' own where there are any."""
         if not self.decoder.recurrent(i):
-            self.write(i, lambda: torch.zeros_like(self.decoder.layer_input(i, self.split_state(i))))
+            h = self.split_state(i)
+            self.write(i, lambda: h.new_zeros(*h.shape[:2], self.decoder.width_out))
         elif self.exact is not None:
             e, r = self.exact, self.exact.chosen
             parts = []
@@ -168,14 +178,14 @@ class Prefix:
     # --- one layer --------------------------------------------------------------------------------------
 
     def _writes(self, i: int, x: Tensor) -> tuple[Tensor, ...]:
-        return self.decoder.writes(i, x, self.rows.last(x.shape[1]))
+        return self.decoder.writes(i, x, self.rows)
 
     def _write_attention(self, i: int, written: tuple[Tensor, ...]) -> None:
         for correction in self.plan.corrections:
             written = correction.written(self, i, written)
         m = self.h_split.shape[1]
         if self.exact is None:
-            indexed.append(self.cache.layers[i], written, m)
+            attention.append(self.cache.layers[i], written, m)
             return
         e = self.exact
         buffers, past = self._buffers(i, written)
@@ -185,7 +195,6 @@ class Prefix:
         places = Places(slots, self.tail, first_key)
         e.h = run_gathered(self.decoder, i, e.h, e.rows, places, Scatter(buffers, slots))
         commit(self.cache.layers[i], buffers, m + self.tail)
-        indexed.commit(self.cache.layers[i], buffers)
 
     def _buffers(self, i: int, written: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], int]:
         """Room for every row of layer i with the filled ones in place, and how many earlier rows come first."""
@@ -215,8 +224,9 @@ class Prefix:
         else:
             chosen = e.h[:, : e.chosen]
             at = e.at[:, : e.chosen]
-            true = d.layer_input(i, chosen, self.rows, self.cache, at, state)
-            x = x.scatter(1, at[..., None].expand_as(true), true)  # what every row's update comes from
+            if self.plan.corrections:  # they read what every row's update comes from
+                true = d.layer_input(i, chosen, self.rows, self.cache, at, state)
+                x = x.scatter(1, row_index(at, true), true)
             chosen = d.run_gathered_recurrent(i, chosen, at, x, self.rows, self.cache, state)
         for correction in self.plan.corrections:
             correction.state(self, i, x)
@@ -259,8 +269,8 @@ def walk(
     attends = plan.rows is not None and plan.rows.attends and not plan.fill_is_exact
     capture = Capture.of(decoder, plan, ids.shape[1], padding, request) if attends else None
     with stats.stage("lower", ids.device):
-        prefix = _lower(decoder, plan, ids, positions, mask, cache, tail, capture)
-    prefix.padding, prefix.hidden = padding, hidden
+        parts = _lower(decoder, plan, ids, positions, mask, cache, tail, capture)
+    prefix = Prefix(decoder, plan, *parts[0], cache, padding, hidden, *(parts[1] if tail else (None, None)))
     if not plan.fill_is_exact:
         if plan.rows is not None and plan.rows.probes:
             with stats.stage("fill", ids.device):
@@ -268,8 +278,9 @@ def walk(
                 plan.fill.write(prefix)
                 prefix.sweep = 2
         with stats.stage("select", ids.device):
-            chosen = _choose(prefix, capture, ids, request, leading=0 if past else plan.leading)
-            stats.selected = sum(map(len, chosen)) - int(_leading(prefix, 0 if past else plan.leading).sum())
+            leading = 0 if past else plan.leading  # later turns have their sink in the cache
+            chosen = _choose(prefix, capture, ids, request, leading)
+            stats.selected = sum(map(len, chosen)) - int(_leading(prefix, leading).sum())
             prefix.exact = _exact(prefix, chosen)
     with stats.stage("fill", ids.device):
         plan.fill.write(prefix)
@@ -293,8 +304,8 @@ def _lower(
     cache: Any,
     tail: int,
     capture: Capture | None,
-) -> Prefix:
-    """Layers 0 .. S-1 for every row, the prefix and then the tail, as the stock model would take the two."""
+) -> list[tuple[Tensor, Rows]]:
+    """Layers 0 .. S-1 for the prefix, then for the tail, as the stock model would: h_S and the rows of each."""
     past, m = cache.get_seq_length(), ids.shape[1] - tail
     parts = []
     for start, stop in ((0, m), (m, m + tail)):
@@ -309,8 +320,7 @@ def _lower(
                     capture.see(i, h, start)
                 h = decoder.run_layer(i, h, rows, cache)
         parts.append((h, rows))
-    none = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-    return Prefix(decoder, plan, *parts[0], cache, none, none, *(parts[1] if tail else (None, None)))
+    return parts
 
 
 def _leading(prefix: Prefix, count: int) -> Tensor:
@@ -346,7 +356,7 @@ def _choose(
     return [row.nonzero()[:, 0] for row in chosen]
 
 
-def _exact(prefix: Prefix, chosen: list[Tensor]) -> Exact | None:
+def _exact(prefix: Prefix, chosen: list[Tensor]) -> ExactRows | None:
     """The chosen rows and the tail, gathered; None if there are none."""
     r, m = max(map(len, chosen)), prefix.h_split.shape[1]
     if not r and not prefix.tail:
@@ -354,11 +364,11 @@ def _exact(prefix: Prefix, chosen: list[Tensor]) -> Exact | None:
     # A sequence with fewer repeats its last one, which writes the same twice; one with none runs its last row.
     last = [c[-1:] if len(c) else c.new_tensor([m - 1]) for c in chosen]
     at = torch.stack([torch.cat([c, e.expand(r - len(c))]) for c, e in zip(chosen, last, strict=True)])
-    h = prefix.h_split.gather(1, at[..., None].expand(-1, -1, prefix.h_split.shape[-1]))
+    h = prefix.h_split.gather(1, row_index(at, prefix.h_split))
     rows = gather_rows(prefix.rows, at)
     if prefix.tail_split is not None and prefix.tail_rows is not None:
         behind = torch.arange(m, m + prefix.tail, device=at.device).expand(len(at), -1)
         at = torch.cat([at, behind], 1)
         h = torch.cat([h, prefix.tail_split], 1)
         rows = join_rows(rows, prefix.tail_rows)
-    return Exact(at, r, h, rows)
+    return ExactRows(at, r, h, rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgefill.compat import cache_kwarg, new_cache
 from ridgefill.errors import SettingError, UnsupportedModelError
-from ridgefill.models import indexed
+from ridgefill.models import attention, gathered
 from ridgefill.models.decoder import WIDE_FAMILIES, Decoder, Rows, refuse_absent, refuse_unsupported
 from ridgefill.models.gathered import Places, Scatter, commit, gather_rows, run_gathered
 
@@ -211,7 +211,7 @@ def test_writes_from_true_inputs_are_the_stock_cache(past, lengths):
         if i in INDEXED:
             written = decoder.writes(i, x, rows)
             assert [w.shape[-1] for w in written] == [16, 16, 16]
-            indexed.append(ours.layers[i], written, N - past)
+            attention.append(ours.layers[i], written, N - past)
         else:
             decoder.write_state(i, x, rows, ours, h=states[i])
     decoder.settle(ours, rows.positions)
@@ -277,7 +277,7 @@ def fill_late(
         x = decoder.layer_input(i, h, rows, cache)
         if i in INDEXED:
             before = cache.layers[i]
-            held = (before.keys, before.values, *indexed.kept(before)) if past else (None,) * 3
+            held = gathered.kept(before) if past else (None,) * 3
             written = decoder.writes(i, x, rows)
             buffers = tuple(
                 w if b is None else torch.cat([b, w], -2) for b, w in zip(held, written, strict=True)
@@ -285,7 +285,6 @@ def fill_late(
             places = Places(at + past, 0, first_key)
             kept = run_gathered(decoder, i, kept, own, places, Scatter(buffers, at + past))
             commit(before, buffers, ids.shape[1])
-            indexed.commit(before, buffers)
         else:
             true = decoder.layer_input(i, kept, rows, cache, at, h)
             x = x.scatter(1, at[..., None].expand_as(true), true)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -15,10 +15,12 @@ class Correction:
     """Base of every correction: a frozen dataclass that changes what filled rows wrote.
 
     Attributes:
+        name: what users know it by.
         reads_tail: it measures on the tail's rows, so that they run together with the fill.
     """
 
-    reads_tail: bool = False
+    name: ClassVar[str]
+    reads_tail: ClassVar[bool] = False
 
     def check(self, plan: FillPlan) -> None:
         """Raises SettingError if the plan lacks what the correction needs, by name."""

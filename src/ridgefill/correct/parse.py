@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 from ridgefill.correct.base import Correction
 from ridgefill.correct.rescale import KeyRescale, ValueRescale
@@ -27,27 +29,28 @@ def parse_corrections(text: str) -> tuple[Correction, ...]:
     return tuple(_correction(part, text) for part in parts)
 
 
-def written(corrections: Iterable[Correction]) -> str:
+def written(corrections: Iterable[Any]) -> str:
     """Corrections as `parse_corrections` reads them."""
-    words = []
-    for c in corrections:
-        if isinstance(c, TerminalState):
-            words.append(f"terminal_state({c.scale})")
-        elif isinstance(c, ValueRescale | KeyRescale):
-            name = "value_rescale" if isinstance(c, ValueRescale) else "key_rescale"
-            words.append(f"{name}({c.window}, {c.strength})")
-    return " | ".join(words)
+    return " | ".join(
+        f"{_word(type(c))}({', '.join(str(getattr(c, f.name)) for f in fields(c))})" for c in corrections
+    )
+
+
+def _word(kind: type[Correction]) -> str:
+    return kind.name.replace(" ", "_")
+
+
+_KINDS: dict[str, Any] = {_word(kind): kind for kind in (ValueRescale, KeyRescale, TerminalState)}
 
 
 def _correction(part: str, text: str) -> Correction:
     found = _CALL.fullmatch(part)
+    kind = _KINDS.get(found[1]) if found else None
     numbers = [n.strip() for n in (found[2] or "").split(",") if n.strip()] if found else []
-    try:
-        if found and found[1] == "terminal_state" and len(numbers) <= 1:
-            return TerminalState(*map(float, numbers))
-        if found and found[1] in ("value_rescale", "key_rescale") and len(numbers) <= 2:
-            kind = ValueRescale if found[1] == "value_rescale" else KeyRescale
-            return kind(*map(int, numbers[:1]), *map(float, numbers[1:]))
-    except ValueError as error:
-        raise SettingError(f"the corrections {text!r}", f"{error}", _ADVICE) from None
+    if kind is not None and len(numbers) <= len(fields(kind)):
+        try:
+            kinds: list[Any] = [type(f.default) for f in fields(kind)]
+            return kind(*(read(number) for read, number in zip(kinds, numbers, strict=False)))
+        except ValueError as error:
+            raise SettingError(f"the corrections {text!r}", f"{error}", _ADVICE) from None
     raise SettingError(f"the corrections {text!r}", f"{part.strip()!r} is none", _ADVICE)

@@ -28,9 +28,8 @@ class _Rescale(Correction):
 
     window: int = 512
     strength: float = 1.0
-    name: ClassVar[str]
     which: ClassVar[int]
-    reads_tail: ClassVar[bool] = True  # type: ignore[misc]
+    reads_tail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.window < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class TerminalState(Correction):
     """
 
     scale: float = 1.0
+
+    name: ClassVar[str] = "terminal state"
 
     def check(self, plan: FillPlan) -> None:
         """Raises SettingError if the maps hold no state differences."""

@@ -42,7 +42,8 @@ def append(cache_layer: Any, written: tuple[Tensor, ...], rows: int) -> None:
 
     Args:
         cache_layer: the layer's part of a transformers cache, still empty or holding earlier turns.
-        written: keys, values [B, H_kv, m, head_dim], the last m of the ``rows`` rows.
+        written: keys, values [B, H_kv, m, head_dim] and, where the layer has an indexer, its keys
+            [B, m, index_head_dim]; the last m of the ``rows`` rows.
     """
     keys, values = written[:2]
     if type(cache_layer) is DynamicLayer and not cache_layer.is_initialized:
@@ -50,5 +51,7 @@ def append(cache_layer: Any, written: tuple[Tensor, ...], rows: int) -> None:
         cache_layer.keys, cache_layer.values = keys, values  # `update` would copy them once more
         return
     cache_layer.update(keys, values)
+    if len(written) > 2:
+        cache_layer.update_indexer(written[2])
     if hasattr(cache_layer, "cumulative_length"):
         cache_layer.cumulative_length += rows - keys.shape[-2]

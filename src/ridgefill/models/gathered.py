@@ -109,6 +109,11 @@ def run_gathered(decoder: Decoder, i: int, h: Tensor, rows: Rows, places: Places
         return decoder.run_layer(i, h, replace(rows, masks=mask), scatter)
 
 
+def row_index(at: Tensor, rows: Tensor) -> Tensor:
+    """Places [B, k] as an index of whole rows [B, k, width], for rows [B, ..., width]."""
+    return at.to(rows.device, torch.long)[..., None].expand(-1, -1, rows.shape[-1])
+
+
 def gather_rows(rows: Rows, at: Tensor) -> Rows:
     """The rows at places ``at`` [B, k], without their masks."""
 
@@ -288,6 +293,10 @@ def commit(cache_layer: Any, buffers: tuple[Tensor, ...], rows: int) -> None:
         keys, values = keys[:, :, -window + 1 :], values[:, :, -window + 1 :]
         cache_layer.cumulative_length += rows
     cache_layer.keys, cache_layer.values = keys, values
+    if len(buffers) > 2:
+        if not cache_layer.is_indexer_initialized:
+            cache_layer.lazy_initialization_indexer(buffers[2])
+        cache_layer.indexer_keys = buffers[2]
 
 
 def held(cache_layer: Any) -> list[Tensor]:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgefill.models import attention
 from ridgefill.models.gathered import Places, Scatter
 
 Ropes = tuple[Tensor, Tensor]
@@ -24,34 +23,6 @@ def index_keys(layer: Any, x: Tensor) -> Tensor:
     indexer = layer.self_attn.indexer
     # The whole product, as the model computes it: fewer columns may be rounded differently.
     return indexer.index_qk_proj(x)[..., indexer.index_n_heads * indexer.index_head_dim :]
-
-
-# --- the layer's part of the cache; other layers' parts are left to `attention` and `gathered` --------------
-
-
-def append(cache_layer: Any, written: tuple[Tensor, ...], rows: int) -> None:
-    """Appends what ``rows`` prefix rows wrote, as `attention.append`, and the indexer's keys if there are any.
-
-    Args:
-        written: what `Decoder.writes` gave, two tensors or three.
-    """
-    attention.append(cache_layer, written, rows)
-    if len(written) > 2:
-        cache_layer.update_indexer(written[2])
-
-
-def kept(cache_layer: Any) -> tuple[Tensor, ...]:
-    """All that the layer's part of a cache holds of an indexer: its keys [B, slots, index_head_dim], or nothing."""
-    keys = getattr(cache_layer, "indexer_keys", None)
-    return () if keys is None else (keys,)
-
-
-def commit(cache_layer: Any, buffers: tuple[Tensor, ...]) -> None:
-    """Makes the third of the full-length ``buffers``, if there is one, the indexer's keys of the layer."""
-    if len(buffers) > 2:
-        if not cache_layer.is_indexer_initialized:
-            cache_layer.lazy_initialization_indexer(buffers[2])
-        cache_layer.indexer_keys = buffers[2]
 
 
 def settle(cache_layer: Any, positions: Tensor) -> None:

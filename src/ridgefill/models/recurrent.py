@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from accelerate.utils import align_module_device
 from torch import Tensor
 
+from ridgefill.models.gathered import row_index
+
 if TYPE_CHECKING:
     from ridgefill.models.decoder import Decoder, Rows
 
@@ -60,12 +62,12 @@ def gathered(layer: Any, at: Tensor, x: Tensor) -> Iterator[None]:
 
     def scatter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         kept = args[0] if args else kwargs["hidden_states"]
-        rows = every.to(kept.dtype).scatter(1, _wide(at, kept), kept)
+        rows = every.to(kept.dtype).scatter(1, row_index(at, kept), kept)
         return ((rows, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows})
 
     handle = layer.linear_attn.register_forward_pre_hook(scatter, with_kwargs=True)
     try:
-        with _output_rows(layer.linear_attn, lambda rows: rows.gather(1, _wide(at, rows))):
+        with _output_rows(layer.linear_attn, lambda rows: rows.gather(1, row_index(at, rows))):
             yield
     finally:
         handle.remove()
@@ -82,8 +84,8 @@ def run_apart(decoder: Decoder, i: int, h: Tensor, keep: Tensor, rows: Rows, cac
     # What is left out goes first: there it is padding, which the layer passes over.
     order = keep.to(torch.long).argsort(dim=1, stable=True)
     mask = keep.gather(1, order).to(torch.long)
-    out = decoder.run_layer(i, h.gather(1, _wide(order, h)), replace(rows, masks=mask), cache)
-    return out.gather(1, _wide(order.argsort(dim=1), out))
+    out = decoder.run_layer(i, h.gather(1, row_index(order, h)), replace(rows, masks=mask), cache)
+    return out.gather(1, row_index(order.argsort(dim=1), out))
 
 
 def gates(layer: Any, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -123,8 +125,3 @@ def _output_rows(mixer: Any, choose: Callable[[Tensor], Tensor]) -> Iterator[Non
         yield
     finally:
         handle.remove()
-
-
-def _wide(at: Tensor, rows: Tensor) -> Tensor:
-    """Places [B, k] as an index of whole rows [B, k, width]."""
-    return at.to(rows.device)[..., None].expand(-1, -1, rows.shape[-1]).to(torch.long)

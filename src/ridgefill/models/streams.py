@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ridgefill.errors import SettingError
+from ridgefill.models.gathered import row_index
 
 # Of some rows: ids [B, m], end of text on padding; [B, m] 0 on padding, or None.
 Tokens = tuple[Tensor, Tensor | None]
@@ -97,11 +98,11 @@ def gathered(layer: Any, at: Tensor, wide: Tensor | None) -> Iterator[None]:
 
     def scatter(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         kept = args[0]
-        return (every.to(kept.dtype).scatter(1, _whole(at, kept), kept), *args[1:])
+        return (every.to(kept.dtype).scatter(1, row_index(at, kept), kept), *args[1:])
 
     handles = (
         layer.ple.register_forward_pre_hook(scatter),
-        layer.ple.register_forward_hook(lambda _, __, out: out.gather(1, _whole(at, out))),
+        layer.ple.register_forward_hook(lambda _, __, out: out.gather(1, row_index(at, out))),
     )
     try:
         yield
@@ -153,8 +154,3 @@ def _unknown(what: str) -> SettingError:
         f"{what} not known there",
         "give the prompt's token ids and its state at the split layer along with the rows",
     )
-
-
-def _whole(at: Tensor, rows: Tensor) -> Tensor:
-    """Places [B, k] as an index of whole rows [B, k, width]."""
-    return at.to(rows.device)[..., None].expand(-1, -1, rows.shape[-1]).to(torch.long)

@@ -77,12 +77,7 @@ class Prompt:
     reader: Reader | None = None
 
     def __post_init__(self) -> None:
-        if self.question is not None and not 0 <= self.question[0] < self.question[1] <= self.n:
-            raise SettingError(
-                f"a question in rows {self.question[0]} to {self.question[1]}",
-                f"the prompt has {self.n} rows",
-                "give (first row, row after the last), counted from 0",
-            )
+        check_question(self.question, self.n)
 
     @property
     def n(self) -> int:
@@ -219,6 +214,19 @@ def check_budget(asked: str, budget: Budget) -> None:
             f"{asked} with a budget of {budget}",
             "a share of the prefix rows lies between 0 and 1",
             "give a share such as 0.1, or a whole number of rows",
+        )
+
+
+def check_question(question: Any, n: int) -> None:
+    """Raises SettingError for what is neither None nor a pair of rows within a prompt of n tokens."""
+    if question is None:
+        return
+    first, stop = question
+    if not (isinstance(first, int) and isinstance(stop, int) and 0 <= first < stop <= n):
+        raise SettingError(
+            f"a question in rows {first} to {stop}",
+            f"the prompt has {n} rows",
+            "give (first row, row after the last), counted from 0 without padding",
         )
 
 

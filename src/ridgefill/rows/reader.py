@@ -18,6 +18,7 @@ from ridgefill.models.gathered import (
     join_rows,
     kept,
     one_sequence,
+    row_index,
     run_gathered,
 )
 
@@ -66,8 +67,7 @@ class Capture:
         if i not in self.states:
             self.states[i] = h.new_zeros(*self.places.shape, h.shape[-1])
         here = (self.places >= start) & (self.places < start + h.shape[1])
-        at = (self.places - start).clamp(0, h.shape[1] - 1)[..., None].expand(-1, -1, h.shape[-1])
-        taken = h.gather(1, at.to(h.device))
+        taken = h.gather(1, row_index((self.places - start).clamp(0, h.shape[1] - 1), h))
         self.states[i] = torch.where(here[..., None].to(h.device), taken, self.states[i].to(h.device))
 
 
@@ -139,18 +139,23 @@ class ModelReader:
                 "use a shorter window",
             )
         at = torch.tensor([where[row] for row in queries], device=capture.places.device)
-        return torch.stack([self._lower(i, at, capture, peak) for i in layers])
-
-    def _lower(self, i: int, at: Tensor, capture: Capture, peak: bool) -> Tensor:
         place = capture.places[self.b, at]
+        rows = self._rows(place)
+        return torch.stack([self._lower(i, at, place, rows, capture, peak) for i in layers])
+
+    def _lower(self, i: int, at: Tensor, place: Tensor, rows: Rows, capture: Capture, peak: bool) -> Tensor:
+        """[heads, m] in layer i, from the captured rows ``at`` [q], which stand at ``place`` [q] in the walk."""
         if i == self.split:
             buffers, h = self._at_split()
             h = h[:, place]
         else:
             buffers = tuple(t[self.b : self.b + 1] for t in kept(self.prefix.cache.layers[i]))
             h = capture.states[i][self.b, at][None]
-        past = buffers[0].shape[-2] - self.prefix.h_split.shape[1] - self.prefix.tail
-        return self._received(i, h, place, ReadOnly(buffers, place[None] + past), past, peak)
+        m = self.prefix.h_split.shape[1]
+        past = buffers[0].shape[-2] - m - self.prefix.tail
+        first_key = self.prefix.hidden[self.b : self.b + 1]
+        received, _ = self._attend(i, h, rows, ReadOnly(buffers, place[None] + past), first_key, peak)
+        return received[:, past + self._pad : past + m]
 
     def _at_split(self) -> tuple[tuple[Tensor, ...], Tensor]:
         """What layer S keeps of every row, written from their exact states, and those states."""
@@ -167,17 +172,15 @@ class ModelReader:
             written.insert(0, tuple(t[one] for t in kept(layer)))
         return tuple(torch.cat(t, -2) for t in zip(*written, strict=True)), torch.cat(states, 1)
 
-    def _received(
-        self, i: int, h: Tensor, place: Tensor, cache: Scatter, past: int, peak: bool = False
-    ) -> Tensor:
-        """[heads, m] of the queries h [1, q, d] at the walk's places [q]."""
-        m, pad = self.prefix.h_split.shape[1], self._pad
+    def _attend(
+        self, i: int, h: Tensor, rows: Rows, cache: Scatter, first_key: Tensor, peak: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What the queries h [1, q, d] pay every slot in layer i, [heads, slots] on the host; the layer's output."""
         heads = self.prefix.decoder.config.num_attention_heads
         received = h.new_zeros(1, heads, cache.get_seq_length(), dtype=torch.float32)
-        first_key = self.prefix.hidden[self.b : self.b + 1]
         places = Places(cache.slots, 0, first_key, received=received, peak=peak)
-        run_gathered(self.prefix.decoder, i, h, self._rows(place), places, cache)
-        return received[0, :, past + pad : past + m].cpu()
+        out = run_gathered(self.prefix.decoder, i, h, rows, places, cache)
+        return received[0].cpu(), out
 
     def _rows(self, place: Tensor) -> Rows:
         """Positions and rotary embeddings of the walk's rows at the given places [q]."""
@@ -210,13 +213,9 @@ class ModelReader:
                 for t in prefix.written[i]
             )
             slots = torch.arange(m - pad, m - pad + q, device=h.device)[None]
-            received = h.new_zeros(
-                1, prefix.decoder.config.num_attention_heads, m - pad + q, dtype=torch.float32
-            )
-            places = Places(slots, 0, torch.zeros(1, dtype=torch.long, device=h.device), received=received)
-            h = run_gathered(prefix.decoder, i, h, rows, places, Scatter(room, slots))
+            received, h = self._attend(i, h, rows, Scatter(room, slots), slots.new_zeros(1))
             if prefix.decoder.window(i) is None:
-                found.append(received[0, :, : m - pad].cpu())
+                found.append(received[:, : m - pad])
         if not found:
             raise SettingError(
                 "the probe",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ridgefill.errors import SettingError
+from ridgefill.rows.base import check_question
 
 if TYPE_CHECKING:
     from ridgefill.rows.token_table import TokenTable
@@ -47,13 +47,5 @@ class Request:
             SettingError: it lies outside the prompt.
         """
         question: Any = self.question
-        if question is None:
-            return None
-        first, stop = question
-        if not (isinstance(first, int) and isinstance(stop, int) and 0 <= first < stop <= n):
-            raise SettingError(
-                f"a question in rows {first} to {stop}",
-                f"the prompt has {n} rows",
-                "give (first row, row after the last), counted from 0 without padding",
-            )
-        return first, stop
+        check_question(question, n)
+        return None if question is None else tuple(question)
