@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-real lint types format results results-rows clean
+.PHONY: help setup demo test test-real test-slow lint types format results results-rows clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -22,18 +22,23 @@ demo: $(READY)  ## fit maps for a small real model, run a long prompt both ways,
 
 # One thread: the tests' models are tiny, and two threads that wait for each other on a busy machine take five times as long.
 test: $(READY)  ## the tests that need no network (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real and not slow"
 
 test-real: $(READY)  ## the tests on the real default model (slow; fetches it once)
 	$(BIN)/python -m pytest -m real
+
+test-slow: $(READY)  ## simulations too slow for every run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 results: $(READY)  ## measure the README's table anew (about 40 minutes; skips what is measured already)
 	$(BIN)/python results/run.py
 
 results-rows: $(READY)  ## measure the row selectors anew (hours; skips what is measured already)
 	for setting in smollm2-07 smollm2-15 gemma3-09; do \
-	  $(BIN)/python results/rows/measure.py $$setting && $(BIN)/python results/rows/measure.py $$setting --loss || exit 1; \
+	  $(BIN)/python results/rows/measure.py $$setting --prompts 4 && $(BIN)/python results/rows/measure.py $$setting --loss || exit 1; \
 	done
+	$(BIN)/python results/rows/measure.py smollm2-07 --arms "exact;spans 5 %"
+	for setting in smollm2-07 smollm2-15; do $(BIN)/python results/rows/cost.py $$setting || exit 1; done
 	$(BIN)/python results/rows/table.py
 
 lint: $(READY)  ## ruff

@@ -1,6 +1,6 @@
 """What each selector brings back, and at what cost (paper 2.4, 3.1): retrieval from filled rows, and the tail's loss.
 
-    python results/rows/measure.py smollm2-07 [--prompts 12] [--arms "exact;random 5 %"] [--loss]
+    python results/rows/measure.py smollm2-07 [--prompts 4] [--arms "exact;random 5 %"] [--loss]
 
 Prompts are `ridgefill.eval.haystack`'s; all arms get the same ones. Results go to results/rows/<setting>.json after
 every arm, and what is there is not measured again. `table.py` makes the page.
@@ -36,7 +36,9 @@ HERE = Path(__file__).parent
 MAPS = HERE.parent.parent / ".cache" / "rows-maps"
 TOKENS, TAIL = 2048, 512
 SETTINGS = ("smollm2-07", "smollm2-15", "gemma3-09")
-PROMPTS = 12  # of each cell; an arm may take every second or third of them
+SPLITS = {"smollm2": (7, 11, 15, 19), "gemma3": (4, 7, 9, 11)}  # nearest to depths 1/4, 3/8, 1/2, 5/8
+FITTED = {"smollm2": 65536, "gemma3": 24576}  # tokens; a pass of Gemma takes three times as long
+PROMPTS = 40  # of each cell; an arm may take every tenth of them
 LOSS_TOKENS, LOSS_TAIL, LOSS_DOCUMENTS = 3072, 1024, 2
 CELLS = ("noise-single", "noise-multikey", "prose-single", "prose-multikey")
 EXTRA = ("prose-single-paraphrased",)  # the question shares no content word with the needle
@@ -75,8 +77,7 @@ def maps_of(name: str, model: Any, tokenizer: Any, split: int) -> RidgeMaps:
     """The setting's maps; fitted if they are not there."""
     folder = MAPS / name.split("-")[0]
     if not (folder / f"split-{split:02d}").exists():
-        splits = [int(s.rsplit("-", 1)[1]) for s in SETTINGS if s.split("-")[0] == folder.name]
-        fit(model, tokenizer, list(texts().values()), splits, folder, tokens=65536)
+        fit(model, tokenizer, list(texts().values()), SPLITS[folder.name], folder, tokens=FITTED[folder.name])
     return RidgeMaps.load(folder / f"split-{split:02d}")
 
 
@@ -158,7 +159,8 @@ def main() -> None:
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"prompts of each cell, of {PROMPTS}")
     parser.add_argument("--arms", default="", help="names of arms, separated by semicolons; all by default")
-    parser.add_argument("--cells", default="", help="names of cells, separated by semicolons; all by default")
+    cells = f"names of cells, separated by semicolons, of: {'; '.join((*CELLS, *EXTRA))}"
+    parser.add_argument("--cells", default="", help=cells)
     parser.add_argument("--loss", action="store_true", help="measure the loss instead")
     given = parser.parse_args()
     folder, split = settings(given.setting)
@@ -189,7 +191,7 @@ def main() -> None:
                     write_json(path, done)
                     print(domain, arm, [round(d["all"], 4) for d in found], flush=True)
         return
-    for cell in (c for c in (*CELLS, *EXTRA) if not given.cells or c in given.cells.split(";")):
+    for cell in given.cells.split(";") if given.cells else CELLS:
         items = list(enumerate(items_of(cell, tokenizer, PROMPTS, maps)))[:: PROMPTS // given.prompts]
         kept = done["cells"].setdefault(cell, {})
         for arm in wanted:

@@ -130,10 +130,20 @@ class Prefix:
         if self.decoder.recurrent(i):
             if self.sweep == 2:  # the state is carried in order, once, when every row's input is known
                 self._write_state(i, inputs(), self.h_split if state is None else state)
-        elif self.sweep == 1:
-            self.written[i] = self._writes(i, inputs())
         else:
-            self._write_attention(i, self.written.pop(i) if i in self.written else self._writes(i, inputs()))
+            self.write_ready(i, lambda: self._writes(i, inputs()))
+
+    def write_ready(self, i: int, made: Callable[[], tuple[Tensor, ...]]) -> None:
+        """As `write`, for arms that make what attention layer i keeps rather than its input.
+
+        Args:
+            made: gives keys at their positions and values of the filled rows, [B, H, m - first_read(i), D] each,
+                and an indexer's keys where the layer has one; not called if an earlier sweep has written the layer.
+        """
+        if self.sweep == 1:
+            self.written[i] = made()
+        else:
+            self._write_attention(i, self.written.pop(i) if i in self.written else made())
 
     def write_exact_only(self, i: int) -> None:
         """Writes nothing for filled rows: zeros where a slot is needed, the exact rows' own where there are any."""

@@ -35,8 +35,10 @@ def asking(tokenizer, prose, key, start):
     fact = f"One of the special magic numbers for {key} is: 1234567."
     question = f"What is the special magic number for {key} mentioned in the text?"
     text = as_prompt(tokenizer, f"{hay[:at]}{fact} {hay[at:]}\n\n{question}")
-    ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return Prompt(ids, len(ids) - 256, leading=16, tokenizer=tokenizer)
+    coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, at = torch.tensor(coded["input_ids"]), text.index(question)
+    rows = [i for i, (a, b) in enumerate(coded["offset_mapping"]) if a < at + len(question) and b > at]
+    return Prompt(ids, len(ids) - 256, leading=16, tokenizer=tokenizer, question=(rows[0], rows[-1] + 1))
 
 
 def test_pieces_are_the_text_and_take_no_time(tokenizer, prose):
@@ -57,7 +59,7 @@ def test_template_words_are_no_content(tokenizer, prose):
 @pytest.mark.parametrize("key", KEYS)
 def test_the_facts_sentence_is_found_by_its_words(tokenizer, prose, key):
     prompt = asking(tokenizer, prose, key, 9000 * KEYS.index(key))
-    best = SpanRows(OverlapScore()).ranked(prompt)[0]
+    best = SpanRows(OverlapScore(), pool="sum").ranked(prompt)[0]
     assert "1234567" in "".join(prompt.pieces[best.start : best.stop])
     chosen = LexicalRows(run=3).select(prompt)  # "special magic number" is no run of four with "numbers"
     assert "1234567" in "".join(p for p, c in zip(prompt.pieces, chosen.tolist(), strict=False) if c)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "ridgefill_rows"
 BLOCK = 256  # scattered rows whose attention runs at once: the keys after the last of them are not read
+BAND = 128  # the same where the keys before the first of them need no mask
 
 
 @dataclass(frozen=True)
@@ -206,17 +207,33 @@ def attend(
     """
     places = attention_mask
     k, scattered = query.shape[2], query.shape[2] - places.tail
-    run = _blocks if places.received is None else _scored
-    parts = []
     plain = places.window is None and not bool(places.first_key.any()) and places.received is None
-    if plain and places.tail and tail_attention.kernel_for(query):
-        if scattered:
-            parts.append(run(query[:, :, :scattered], key, value, places, slice(0, scattered), kwargs))
+    if not (plain and tail_attention.kernel_for(query)):
+        run = _blocks if places.received is None else _scored
+        return run(query, key, value, places, slice(0, k), kwargs), None
+    parts = []
+    for start in range(0, scattered, BAND):
+        block = slice(start, min(start + BAND, scattered))
+        parts.append(_band(query[:, :, block], key, value, places, block, kwargs.get("scaling")))
+    if places.tail:
         out, _ = tail_attention.attend(module, query[:, :, scattered:], key, value, None, **kwargs)
         parts.append(out)
-    else:
-        parts.append(run(query, key, value, places, slice(0, k), kwargs))
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0], None
+
+
+def _band(q: Tensor, k: Tensor, v: Tensor, places: Places, block: slice, scale: float | None) -> Tensor:
+    """[B, m, H, D] of a block of rows: all see the keys before the first of them, and need no mask for those."""
+    slots, (batch, heads), rows = places.slots[:, block], k.shape[:2], q.shape[2]
+    first, stop = int(slots.min()), int(slots.max()) + 1
+    packed = q.reshape(batch, heads, -1, q.shape[3])
+    seen = places.mask(block, slice(first, stop)).repeat(1, 1, q.shape[1] // heads, 1)
+    mask = q.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+    among = tail_attention.flash(packed, k[:, :, first:stop], v[:, :, first:stop], scale, mask=mask)
+    out = among[0]
+    if first:
+        before = tail_attention.flash(packed, k[:, :, :first], v[:, :, :first], scale)
+        out = tail_attention.merged(among, before)
+    return out.reshape(batch, q.shape[1], rows, v.shape[3]).transpose(1, 2)
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, places: Places, rows: slice, kwargs: dict[str, Any]) -> Tensor:

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import PureWindowsPath
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ _MUST_MATCH = {
 }
 # Fields that may differ: maps carry over from one quantization of a model to another at almost no loss.
 _MAY_DIFFER = ("name", "dtype", "quantization")
+_TOKENIZERS: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # -> length, hash
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,16 @@ def public_name(path: str) -> str:
 def tokenizer_sha256(tokenizer: Any) -> str:
     """sha256 over a tokenizer's vocabulary and its added tokens, the same in every process.
 
-    Which token plays which role (padding, end of text) is left out: roles change no token's id.
+    Which token plays which role (padding, end of text) is left out: roles change no token's id. Kept as long as the
+    tokenizer's length stays, for a large vocabulary takes tenths of a second and every prefill asks.
     """
+    known = _TOKENIZERS.get(tokenizer)
+    if known is None or known[0] != len(tokenizer):
+        known = _TOKENIZERS[tokenizer] = (len(tokenizer), _vocabulary_sha256(tokenizer))
+    return known[1]
+
+
+def _vocabulary_sha256(tokenizer: Any) -> str:
     digest = hashlib.sha256()
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])):
         digest.update(f"{number}\t{token!r}\n".encode())

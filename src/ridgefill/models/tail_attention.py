@@ -100,17 +100,30 @@ def attend(
     if attention_mask is not None or past <= 0 or query.shape[2] == 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
-    among, among_lse = _flash(query, key[:, :, past:], value[:, :, past:], scale, causal=True)
+    among = flash(query, key[:, :, past:], value[:, :, past:], scale, causal=True)
     # The heads that share a key head ride as extra query rows: each key block is read once for all of them.
     heads, shared = key.shape[1], query.shape[1] // key.shape[1]
     packed = query.reshape(query.shape[0], heads, shared * query.shape[2], query.shape[3])
-    prefix, prefix_lse = _flash(packed, key[:, :, :past], value[:, :, :past], scale, causal=False)
-    # softmax over both parts = the parts' outputs, weighted by their shares of the normaliser
-    share = torch.sigmoid(prefix_lse.reshape(among_lse.shape) - among_lse).unsqueeze(-1).to(among.dtype)
-    out = torch.lerp(among, prefix.reshape(query.shape), share)
-    return out.transpose(1, 2).contiguous(), None
+    out, lse = flash(packed, key[:, :, :past], value[:, :, :past], scale)
+    prefix = out.reshape(query.shape), lse.reshape(among[1].shape)
+    return merged(among, prefix).transpose(1, 2).contiguous(), None
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """Output [B, H, m, D] and log-sum-exp [B, H, m] of torch's CPU flash attention."""
-    return _KERNEL(q, k, v, 0.0, causal, scale=scale)  # `usable` has seen that the kernel exists
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, m, D] and log-sum-exp [B, H, m] of torch's CPU flash attention.
+
+    Args:
+        mask: added to the logits, [B, 1, m, keys] in q's dtype; every row must see something.
+    """
+    return _KERNEL(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)  # `kernel_for` has seen that it exists
+
+
+def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention over two sets of keys from the attention over each, as `flash` gives it.
+
+    The softmax over both is the parts' outputs, weighted by their shares of the normaliser.
+    """
+    share = torch.sigmoid(other[1] - one[1]).unsqueeze(-1).to(one[0].dtype)
+    return torch.lerp(one[0], other[0], share)
