@@ -35,7 +35,7 @@ results: $(READY)  ## measure the README's table anew (about 40 minutes; skips w
 
 results-rows: $(READY)  ## measure the row selectors anew (hours; skips what is measured already)
 	for setting in smollm2-07 smollm2-15 gemma3-09; do \
-	  $(BIN)/python results/rows/measure.py $$setting --prompts 4 && $(BIN)/python results/rows/measure.py $$setting --loss || exit 1; \
+	  $(BIN)/python results/rows/measure.py $$setting --prompts 2 && $(BIN)/python results/rows/measure.py $$setting --loss || exit 1; \
 	done
 	$(BIN)/python results/rows/measure.py smollm2-07 --arms "exact;spans 5 %"
 	for setting in smollm2-07 smollm2-15; do $(BIN)/python results/rows/cost.py $$setting || exit 1; done

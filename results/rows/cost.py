@@ -57,7 +57,9 @@ def main() -> None:
             found["arms"][arm] = ttft.to_json(model, plan, rows)
             write_json(HERE / f"{given.setting}-cost.json", found)
             r = rows[0]
-            print(f"{arm}: {r.speedup:.2f}x of {r.macs_ceiling:.2f}x, {r.measured_over_counted:.2f}", flush=True)
+            print(
+                f"{arm}: {r.speedup:.2f}x of {r.macs_ceiling:.2f}x, {r.measured_over_counted:.2f}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def maps_of(name: str, model: Any, tokenizer: Any, split: int) -> RidgeMaps:
     """The setting's maps; fitted if they are not there."""
     folder = MAPS / name.split("-")[0]
     if not (folder / f"split-{split:02d}").exists():
-        fit(model, tokenizer, list(texts().values()), SPLITS[folder.name], folder, tokens=FITTED[folder.name])
+        splits = [s for s in SPLITS[folder.name] if not (folder / f"split-{s:02d}").exists()]
+        fit(model, tokenizer, list(texts().values()), splits, folder, tokens=FITTED[folder.name])
     return RidgeMaps.load(folder / f"split-{split:02d}")
 
 
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--arms", default="", help="names of arms, separated by semicolons; all by default")
     cells = f"names of cells, separated by semicolons, of: {'; '.join((*CELLS, *EXTRA))}"
     parser.add_argument("--cells", default="", help=cells)
+    parser.add_argument("--documents", type=int, default=LOSS_DOCUMENTS, help="of each domain, for the loss")
     parser.add_argument("--loss", action="store_true", help="measure the loss instead")
     given = parser.parse_args()
     folder, split = settings(given.setting)
@@ -182,7 +184,7 @@ def main() -> None:
         fitted = set(maps.provenance.get("fitted_documents", ()))
         for domain, sources in unseen.items():
             documents = held_out_documents(
-                tokenizer, sources, LOSS_TOKENS, LOSS_DOCUMENTS, fitted=fitted, seed=0
+                tokenizer, sources, LOSS_TOKENS, given.documents, fitted=fitted, seed=0
             )
             kept = done["loss"].setdefault(domain, {})
             for arm in wanted:

@@ -1,4 +1,4 @@
-"""The command line: fit, check, run, bench, cost, doctor, demo."""
+"""The command line: fit, check, run, bench, cost, eval, report, tune, ledger, doctor, demo."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from ridgefill.cli_bench import bench, cost
+from ridgefill.cli_eval import evaluate
+from ridgefill.cli_ledger import ledger
+from ridgefill.cli_suites import report
+from ridgefill.cli_tune import tune
 from ridgefill.console import (
     calibration_texts,
     err,
@@ -35,6 +39,7 @@ from ridgefill.options import (
     MODEL,
     PRESET,
     ROWS,
+    SETTING,
     SPLIT,
     TAIL,
     TEXTS,
@@ -61,7 +66,10 @@ app = typer.Typer(
     To turn it off: `ridgefill run ... --fill exact`, or leave the `with ridgefill.filling(...)` block.""",
 )
 app.add_typer(bench, name="bench")
-app.command()(cost)
+app.add_typer(evaluate, name="eval")
+app.add_typer(ledger, name="ledger")
+for command in (cost, report, tune):
+    app.command()(command)
 
 
 @app.command()
@@ -234,6 +242,7 @@ def run(
     correct: CORRECT = None,
     fill: FILL = None,
     split: SPLIT = None,
+    setting: SETTING = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Do not put the prompt in the model's chat form.")
     ] = False,
@@ -247,6 +256,8 @@ def run(
       ridgefill run model.gguf maps --prompt-file report.txt --question "Who signed it?"
 
       ridgefill run model.gguf --fill exact --prompt-file report.txt     (the same, off)
+
+      ridgefill run model.gguf --setting tuned/ridgefill-setting.json --prompt-file report.txt
 
       ridgefill run model.gguf maps --rows "spans(peak, 0.05)" --prompt-file report.txt --question "Who signed it?"
     """
@@ -272,6 +283,7 @@ def run(
             fill=fill,
             split=at,
             tokenizer=tokenizer,
+            setting=setting,
         )
     with context as active:
         given = answer(

@@ -20,6 +20,7 @@ from ridgefill.options import (
     MODEL,
     PRESET,
     ROWS,
+    SETTING,
     SPLIT,
     TAIL,
     TEXTS,
@@ -48,6 +49,7 @@ def bench_ttft(
     correct: CORRECT = None,
     fill: FILL = None,
     split: SPLIT = None,
+    setting: SETTING = None,
     texts: TEXTS = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for ttft.json and ttft.png.")
@@ -71,6 +73,7 @@ def bench_ttft(
         loaded,
         maps,
         split,
+        setting,
         preset=preset,
         tail=tail,
         leading=leading,

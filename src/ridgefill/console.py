@@ -84,16 +84,20 @@ def load_maps(name: str) -> RidgeMaps:
     return RidgeMaps.load(name)
 
 
-def plan_of(model: Any, maps: str | None, split: str | None, **settings: Any) -> FillPlan:
+def plan_of(
+    model: Any, maps: str | None, split: str | None, setting: Path | None = None, **settings: Any
+) -> FillPlan:
     """The plan that the options of a command name, checked against the model; ``settings`` are `make_plan`'s."""
     from ridgefill.models.decoder import Decoder
     from ridgefill.plan import make_plan
+    from ridgefill.settings_file import with_setting
 
     fitted = None if maps is None else load_maps(maps)
+    at = None if split is None else numbers(split, "--split")[0]
+    fitted, chosen, _ = with_setting(setting, fitted, {"split": at, **settings})
     if fitted is not None:
         fitted.check_model(model)
-    at = None if split is None else numbers(split, "--split")[0]
-    return make_plan(Decoder(model).n_layers, fitted, split=at, **settings)
+    return make_plan(Decoder(model).n_layers, fitted, **chosen)
 
 
 def calibration_texts(named: list[str]) -> list[str | Path]:

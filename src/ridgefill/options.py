@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,6 +53,10 @@ FILL = Annotated[
     ),
 ]
 SPLIT = Annotated[str | None, typer.Option(help="For arms without maps: a layer or a depth.")]
+SETTING = Annotated[
+    Path | None,
+    typer.Option(help="A setting file that `ridgefill tune` wrote; options named beside it take precedence."),
+]
 TEXTS = Annotated[
     list[str] | None,
     typer.Option(

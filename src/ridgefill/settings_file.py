@@ -1,8 +1,8 @@
 """The setting file: one plan, the maps that it needs and the evidence for it, as ``ridgefill tune`` writes it.
 
-    {"format": 1, "maps": "./maps/split-15", "maps_hash": "...", "fill": "ridge", "split": 15, "tail": 1024,
-     "leading": 16, "rows": "spans(peak, 0.05)", "corrections": "", "min_tokens": null, "evidence": {...},
-     "ridgefill": "..."}
+{"format": 1, "maps": "./maps/split-15", "maps_hash": "...", "fill": "ridge", "split": 15, "tail": 1024,
+ "leading": 16, "rows": "spans(peak, 0.05)", "corrections": "", "min_tokens": null, "evidence": {...},
+ "ridgefill": "..."}
 """
 
 from __future__ import annotations
@@ -175,8 +175,38 @@ class SettingFile:
         }
 
 
+def with_setting(
+    setting: str | Path | None, maps: RidgeMaps | None, given: Mapping[str, Any]
+) -> tuple[RidgeMaps | None, dict[str, Any], int | None]:
+    """Maps, settings for `make_plan` and ``min_tokens``: a setting file's, where nothing else is named.
+
+    Args:
+        setting: the file, or None.
+        maps: take precedence over the file's.
+        given: keyword arguments of `make_plan`; those that are not None take precedence too. A preset named beside
+            the file stands for all of it but the maps.
+
+    Raises:
+        SettingError, MapsFileError, MapsMismatchError: as `SettingFile.read` and `SettingFile.load_maps`.
+    """
+    if setting is None:
+        return maps, dict(given), None
+    read = SettingFile.read(setting)
+    maps = read.load_maps(Path(setting).expanduser().parent) if maps is None else maps
+    named = {key: value for key, value in given.items() if value is not None}
+    if "preset" in named:
+        return maps, named, None
+    merged = read.arguments() | named
+    return maps, merged, read.min_tokens if merged == read.arguments() else None
+
+
 def beside(maps: str | Path, folder: str | Path) -> str:
-    """A maps folder as a setting file in ``folder`` names it: "./..." if it lies below, absolute otherwise."""
+    """Maps as a setting file in ``folder`` names them: "./..." if they lie below it, absolute otherwise.
+
+    A hub name, where no such folder exists, stays as it is.
+    """
+    if not Path(maps).expanduser().exists():
+        return str(maps)
     maps, folder = Path(maps).expanduser().resolve(), Path(folder).expanduser().resolve()
     # with "./", for "maps/split-15" could be a hub name
     return f"./{maps.relative_to(folder).as_posix()}" if maps.is_relative_to(folder) else str(maps)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ridgefill.compat import cache_kwarg
-from ridgefill.fill.none import _mask_out
+from ridgefill.fill.hidden import _mask_out
 from ridgefill.prefill import prefill
 
 from ..reference import (

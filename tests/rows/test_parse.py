@@ -19,6 +19,7 @@ from ridgefill.rows import (
     LexicalRows,
     LongerTail,
     OverlapScore,
+    PooledAttentionRows,
     ProbeRows,
     ProbeScore,
     ProtectedRows,
@@ -35,6 +36,8 @@ READ = {
     "attention(layers=(3,))": AttentionRows(layers=(3,)),
     "leading(4)": LeadingRows(4),
     "tail(0.3)": LongerTail(0.3),
+    "snapkv": PooledAttentionRows(),
+    "snapkv(12, window=8, kernel=5, pool=avg, layer=3)": PooledAttentionRows(12, 8, 5, "avg", 3),
     "random(0.2, seed=7)": RandomRows(0.2, 7),
     "random(seed=7)": RandomRows(seed=7),
     "special": SpecialRows(),
@@ -141,5 +144,5 @@ def test_every_name_leads_to_its_class():
 
 
 def test_naming_rows_does_not_wait_for_torch():
-    code = "import sys, ridgefill.rows as r; assert len(r.SELECTORS) == 10; assert 'torch' not in sys.modules"
+    code = "import sys, ridgefill.rows as r; assert len(r.SELECTORS) == 11; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,6 +11,7 @@ import inspect
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.prefill import check_prompt, fill_prompt
 from ridgefill.rows.request import Request, Span
+from ridgefill.settings_file import with_setting
 from ridgefill.stats import PrefillStats, exact_stats
 
 if TYPE_CHECKING:
@@ -179,6 +181,7 @@ def filling(
     corrections: Sequence[Correction] | str | None = None,
     min_tokens: int | None = None,
     tokenizer: Any = None,
+    setting: str | Path | None = None,
 ) -> Filling:
     """A context manager within which ``model.generate`` and pipelines fill long prompts (paper 2.1).
 
@@ -195,21 +198,23 @@ def filling(
         min_tokens: shorter prompts run exactly; the default is what ``ridgefill check`` measured for these maps
             on this machine, or the tail and 256 rows more.
         tokenizer: for selectors that read text; checked against the one that the maps were fitted with.
+        setting: a file that `ridgefill tune` wrote; what is named beside it takes precedence.
 
     Raises:
         UnsupportedModelError, MapsMismatchError, SettingError: by name, before anything runs.
     """
-    plan = make_plan(
-        Decoder(model).n_layers,
-        maps,
-        preset=preset,
-        fill=fill,
-        split=split,
-        tail=tail,
-        leading=leading,
-        rows=rows,
-        corrections=corrections,
-    )
+    given = {
+        "preset": preset,
+        "fill": fill,
+        "split": split,
+        "tail": tail,
+        "leading": leading,
+        "rows": rows,
+        "corrections": corrections,
+    }
+    maps, chosen, tuned = with_setting(setting, maps, given)
+    plan = make_plan(Decoder(model).n_layers, maps, **chosen)
+    min_tokens = tuned if min_tokens is None else min_tokens
     if maps is not None:
         maps.check_model(model, tokenizer)
     if min_tokens is None:

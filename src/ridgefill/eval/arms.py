@@ -15,9 +15,10 @@ from torch import Tensor
 from ridgefill.bench.cost import ModelShape, Setting, macs
 from ridgefill.bench.ttft import setting_of
 from ridgefill.engines.transformers import Filling
-from ridgefill.errors import SettingError
+from ridgefill.errors import PromptError, SettingError
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, layer_of, make_plan
+from ridgefill.rows.snapkv import PooledAttentionRows
 
 if TYPE_CHECKING:
     from ridgefill.maps import RidgeMaps
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 BASELINE = "exact"
 MATCHED = "matched"  # tail=matched: as long as the compute of the ridge fill pays for
 KEYS = ("rows", "correct", "tail", "leading", "split", "maps", "preset")
+LOADED = {
+    "swiftkv": "CHECKPOINT_FOLDER",
+    "direct": "FILE",
+}  # arms with maps of their own form: what maps= names
 _FIELD = re.compile(rf"(?:^|\s)({'|'.join(KEYS)})=")
 
 
@@ -95,13 +100,23 @@ class Arm:
 
         Args:
             question: rows [first, stop) of the question, for selectors.
+
+        Raises:
+            PromptError: the prompt was long enough and yet ran exactly, which would be measured as the arm's.
         """
         ids = ids.to(model.device)
         seen = ids if self.compact is None else ids[:, self.compact.keep(model, tokenizer, ids, question)]
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         given = {"do_sample": False, "pad_token_id": pad, "attention_mask": torch.ones_like(seen)} | kwargs
-        with self.on(model, seen.shape[1], tokenizer, None if self.compact else question):
+        n = seen.shape[1]
+        with self.on(model, n, tokenizer, None if self.compact else question) as filling:
             out = model.generate(seen, **given)
+        if filling is not None and filling.stats.reason is not None and n >= filling.min_tokens:
+            raise PromptError(
+                f"a prompt of {n} tokens with the arm {self.name!r}",
+                f"it ran exactly: {filling.stats.reason}",
+                "shorten the prompt, or leave the arm out",
+            )
         return out if self.compact is None else torch.cat([ids, out[:, seen.shape[1] :]], 1)
 
     def macs_over_exact(self, shape: ModelShape, n: int) -> float | None:
@@ -115,6 +130,10 @@ class Arm:
         plan = self.plan(n)
         if plan.fill_is_exact:
             return 1.0
+        if plan.fill.name == "none" and isinstance(plan.rows, PooledAttentionRows):
+            from ridgefill.eval.rivals import kept_macs
+
+            return kept_macs(shape, n, plan, expected_rows(plan, n) or 0) / macs(shape, n, Setting.exact())
         rows = expected_rows(plan, n)
         if rows is None or plan.fill.name not in ("ridge", "identity", "none"):
             return None
@@ -126,12 +145,13 @@ def expected_rows(plan: FillPlan, n: int) -> int | None:
     if plan.rows is None:
         return 0
     parts = getattr(plan.rows, "parts", (plan.rows,))
-    budgets = [getattr(part, "budget", getattr(part, "share", None)) for part in parts]
-    if any(isinstance(b, (str, bool)) or b is None for b in budgets):
-        return None
-    prefix = max(0, n - plan.tail)
-    counts = (b if isinstance(b, int) else round(b * prefix) for b in budgets)
-    return min(prefix, sum(counts))
+    prefix, total = max(0, n - plan.tail), 0
+    for part in parts:
+        budget = getattr(part, "budget", None)
+        if not isinstance(budget, (int, float)) or isinstance(budget, bool):
+            return None
+        total += budget if isinstance(budget, int) else round(budget * prefix)
+    return min(prefix, total)
 
 
 def parse_arms(
@@ -147,7 +167,8 @@ def parse_arms(
 
     An arm is a fill (ridge, identity, none, pop, exact) or a rival (snapkv, fastkv, gemfilter), with fields
     ``rows= correct= tail= leading= split= preset= maps=`` behind it and, if wanted, ``label:`` before it. ``none
-    tail=matched`` is the paper's "no fill + longer tail": its tail costs as much as the ridge fill would.
+    tail=matched`` is the paper's "no fill + longer tail": its tail costs as much as the ridge fill would. ``swiftkv
+    maps=FOLDER`` takes a SwiftKV checkpoint's projections, ``direct maps=FILE`` those of `ridgefill.fit.fit_direct`.
 
     Args:
         split, tail, leading: for arms that do not name their own.
@@ -191,6 +212,8 @@ class _Base:
 
     def plan(self, kind: str, fields: dict[str, str]) -> FillPlan:
         """The plan of a fill with its fields."""
+        if kind in LOADED:
+            return self._loaded(kind, fields)
         maps = self._maps(fields)
         preset = fields.get("preset")
         pop = kind == "pop"
@@ -218,6 +241,32 @@ class _Base:
         make = partial(_longer, plan, self.reference(), ModelShape.from_config(self.decoder.config))
         return Arm(name, make, words, notes="its tail costs as much as the ridge fill")
 
+    def _loaded(self, kind: str, fields: dict[str, str]) -> FillPlan:
+        """A fill whose maps are of another form than the ridge's, at their own split."""
+        if "maps" not in fields or "split" in fields:
+            raise SettingError(
+                f"the arm {kind}",
+                "its split is its maps' own" if "maps" in fields else "it needs its maps",
+                f"write it as '{kind} maps={LOADED[kind]}'",
+            )
+        if kind == "swiftkv":
+            from ridgefill.fill.swiftkv import SwiftKV
+
+            found: Any = SwiftKV.load(fields["maps"], self.decoder)
+        else:
+            from ridgefill.fill.direct import DirectKV
+
+            found = DirectKV.load(fields["maps"], self.decoder.model)
+        return make_plan(
+            self.decoder.n_layers,
+            fill=found,
+            split=found.split,
+            tail=_count("tail", fields, self.tail),
+            leading=_count("leading", fields, self.leading),
+            rows=fields.get("rows"),
+            corrections=fields.get("correct"),
+        )
+
     def _maps(self, fields: dict[str, str]) -> RidgeMaps | None:
         if "maps" not in fields:
             return self.maps
@@ -233,7 +282,7 @@ class _Base:
 
 def _longer(plan: FillPlan, reference: FillPlan, shape: ModelShape, n: int) -> FillPlan:
     """``plan`` with the longest tail that costs no more than ``reference`` at n tokens (paper Table 6)."""
-    budget = macs(shape, n, setting_of(reference, shape))
+    budget = macs(shape, n, setting_of(reference, shape, expected_rows(reference, n) or 0))
     low, high = min(plan.tail, n), n
     while low < high:
         middle = (low + high + 1) // 2
@@ -251,7 +300,8 @@ def _read(words: str) -> tuple[str, str, dict[str, str]]:
     marks = list(_FIELD.finditer(rest))
     kind = rest[: marks[0].start()].strip() if marks else rest
     fields: dict[str, str] = {}
-    for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(rest)], strict=True):
+    ends = [*(mark.start() for mark in marks[1:]), len(rest)]
+    for mark, end in zip(marks, ends, strict=False):
         if mark[1] in fields:
             raise SettingError(f"the arm {words!r}", f"it names {mark[1]} twice", "name each field once")
         fields[mark[1]] = rest[mark.end() : end].strip()

@@ -6,18 +6,28 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ridgefill.eval.evaluation import Evaluation, difference_text, plural, value_text
+from ridgefill.eval.evaluation import (
+    FILLED,
+    Evaluation,
+    Finding,
+    difference_text,
+    interval_text,
+    is_share,
+    plural,
+    value_text,
+)
 from ridgefill.eval.results import METRICS
 
 EQUAL = 0.05  # relative difference in multiply-accumulates that still counts as equal cost
-LEVEL = 0.05  # of the sign test
 PLAIN = ("leading", "special", "digits")  # rows that are no choice by content
 _NAMES = re.compile(r"(?:^|\|)\s*(\w+)")
 
 
-def controls(run: Evaluation) -> Iterator[str]:
+def controls(run: Evaluation) -> Iterator[Finding]:
     """Every selector beside its controls, on the metric the run is about."""
-    metric = next((m for m in ("score_filled", "score", "key_nll", "novel_nll", "nll") if m in run.metrics), None)
+    metric = next(
+        (m for m in ("score_filled", "score", "key_nll", "novel_nll", "nll") if m in run.metrics), None
+    )
     if metric is None:
         return
     for arm in run.others:
@@ -28,7 +38,7 @@ def controls(run: Evaluation) -> Iterator[str]:
             if what is not None and _equal(run.macs(arm), run.macs(control)) is not False:
                 text = _compared(run, metric, arm, control, what)
                 if text is not None:
-                    yield text
+                    yield Finding(text)
 
 
 def _names(plan: Mapping[str, Any]) -> list[str]:
@@ -62,53 +72,34 @@ def _equal(one: float | None, other: float | None) -> bool | None:
 
 
 def _compared(run: Evaluation, metric: str, arm: str, control: str, what: str) -> str | None:
-    gains = list(run.differences(metric, arm, control).values())
-    if not gains:
+    from ridgefill.eval.intervals import paired_difference, sign_test
+
+    mine, theirs = run.values(metric, arm), run.values(metric, control)
+    both = sorted(item for item in mine if item in theirs)
+    if not both:
         return None
-    if METRICS.get(metric.removesuffix("_filled")) is False:
-        gains = [-gain for gain in gains]  # a lower loss is better
-    better, worse = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
+    ones, others = [mine[item] for item in both], [theirs[item] for item in both]
+    found = paired_difference(ones, others, [run.stratum(item) for item in both]).to_json()
+    sign = 1 if METRICS.get(metric.removesuffix(FILLED), True) else -1  # a lower loss is better
+    counts = sign_test([sign * v for v in ones], [sign * v for v in others])
     equal = _equal(run.macs(arm), run.macs(control))
     cost = "at equal compute" if equal else "(compute not compared)"
-    verdict = _verdict(better, worse)
+    unit = "" if is_share(metric) else " nats"
     return (
-        f"{_OPENINGS[verdict].format(arm=arm, what=what, cost=cost)}: {_means(run, metric, arm, control)}; "
-        f"better on {better:,}, worse on {worse:,} of {plural(len(gains), 'item')} (sign test p = "
-        f"{sign_test(better, worse):.2g}), {control} being the control."
+        f"{_opening(found, sign).format(arm=arm, what=what, control=control, cost=cost)}: "
+        f"{value_text(metric, _mean(ones))} against {value_text(metric, _mean(others))}{unit} "
+        f"({difference_text(metric, found['mean'])} {interval_text(metric, found)}; better on "
+        f"{counts.better:,}, worse on {counts.worse:,} of {plural(len(both), 'item')})."
     )
 
 
-_OPENINGS = {
-    "better": "The choice of rows counts: {arm} does better than {what} {cost}",
-    "worse": "{arm} does worse than {what} {cost}",
-    "same": "{what} {cost} cannot be told from {arm}",
-}
-
-
-def _verdict(better: int, worse: int) -> str:
-    if sign_test(better, worse) >= LEVEL:
-        return "same"
-    return "better" if better > worse else "worse"
-
-
-def sign_test(better: int, worse: int) -> float:
-    """Two-sided p of as uneven a split of the items that differ; 1 where none does."""
-    if better + worse == 0:
-        return 1.0
-    from scipy.stats import binomtest
-
-    return float(binomtest(better, better + worse).pvalue)
-
-
-def _means(run: Evaluation, metric: str, arm: str, control: str) -> str:
-    mine, theirs = run.values(metric, arm), run.values(metric, control)
-    both = [item for item in mine if item in theirs]
-    one, other = _mean([mine[item] for item in both]), _mean([theirs[item] for item in both])
-    unit = "" if value_text(metric, one).endswith("%") else " nats"
-    return (
-        f"{value_text(metric, one)} against {value_text(metric, other)}"
-        f"{unit} ({difference_text(metric, one - other)})"
-    )
+def _opening(found: Mapping[str, Any], sign: int) -> str:
+    """Which of the two is better, by the interval of their difference."""
+    if found["low"] is None or found["low"] <= 0 <= found["high"]:
+        return "{arm} cannot be told from {what} {cost} ({control})"
+    if sign * found["mean"] > 0:
+        return "The choice of rows counts: {arm} does better than {what} {cost} ({control})"
+    return "{arm} does worse than {what} {cost} ({control})"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -59,6 +59,16 @@ def held_out_documents(
     return found
 
 
+def whole_texts(paths: Sequence[str | Path]) -> list[str]:
+    """Every document of the named texts, whole; a chat as its messages, one after the other.
+
+    Raises:
+        CorpusError: unreadable text.
+    """
+    loaded = [document.load() for source in read_sources(paths) for document in source.documents]
+    return [t if isinstance(t, str) else "\n".join(m["content"] for m in t) for t in loaded]
+
+
 def digest(text: str) -> str:
     """Names a document's text: the first 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,19 @@ from ridgefill.errors import SettingError
 from ridgefill.eval.results import METRICS, RUN, read
 
 FILLED = "_filled"  # ends the name of a metric over the items whose needles lie in filled rows
-SHARES = ("score", "top1")  # in [0, 1], written in percent
+MOST_LENGTHS = 8  # columns of a table
+SHARES = ("score", "top1", "perplexity_gap")  # written in percent
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence, or what several arms have in common and each arm's numbers."""
+
+    text: str
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.text}: {'; '.join(self.parts)}." if self.parts else self.text
 
 
 @dataclass(frozen=True)
@@ -44,14 +56,17 @@ class Evaluation:
             about, lines, summary = read(folder)
         except json.JSONDecodeError as error:
             raise SettingError(
-                f"read the run in {folder}", f"its summary is not JSON ({error})", "delete summary.json; it is remade"
+                f"read the run in {folder}",
+                f"its summary is not JSON ({error})",
+                "delete summary.json; it is remade",
             ) from error
         name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
         if summary is not None and _covers(summary, lines):
             return cls(name, about, lines, summary["rows"], True)
         from ridgefill.eval.summary import summarise
 
-        options = {} if summary is None or _margin(summary) is None else {"margin": _margin(summary)}
+        margin = _margin(summary, about)
+        options: dict[str, Any] = {} if margin is None else {"margin": margin}
         rows = summarise(about, lines, **options)["rows"] if lines else []
         return cls(name, about, lines, rows, False)
 
@@ -97,8 +112,9 @@ class Evaluation:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of its summary, the known ones first."""
-        found = dict.fromkeys(row["metric"] for row in self.rows)
+        """The metrics of its summary, the known ones first; of filled items only where the baseline has them too."""
+        named = (row["metric"] for row in self.rows)
+        found = {m: None for m in named if not m.endswith(FILLED) or self.row(self.baseline, m)}
         known = [each for metric in METRICS for each in (metric + FILLED, metric)]
         return [m for m in known if m in found] + [m for m in found if m not in known]
 
@@ -126,6 +142,10 @@ class Evaluation:
             and (name == metric or line.get("filled") is True)
         }
 
+    def stratum(self, item: str) -> str:
+        """The stratum of an item."""
+        return next(str(line["stratum"]) for line in self.lines if line["item"] == item)
+
     def differences(self, metric: str, arm: str, against: str | None = None) -> dict[str, float]:
         """item -> an arm's value less another's (the baseline's), on the items that both have."""
         theirs = self.values(metric, self.baseline if against is None else against)
@@ -134,6 +154,18 @@ class Evaluation:
     def facts(self, name: str) -> dict[str, Any]:
         """item -> a fact that does not depend on the arm, such as its length, where it has one."""
         return {line["item"]: line[name] for line in self.lines if line.get(name) is not None}
+
+    def lengths(self) -> dict[str, int]:
+        """item -> its prompt's tokens; rounded up to powers of two where the run has many lengths."""
+        found = self.facts("length")
+        if len(set(found.values())) <= MOST_LENGTHS:
+            return found
+        return {item: 1 << max(0, length - 1).bit_length() for item, length in found.items()}
+
+    def seconds(self, arm: str) -> dict[str, float]:
+        """item -> how long an arm took over it, where it was timed."""
+        lines = (line for line in self.lines if line["arm"] == arm)
+        return {line["item"]: line["seconds"] for line in lines if line.get("seconds") is not None}
 
     def planned(self) -> list[str]:
         """The items that every arm should have: those the settings list, and those that any arm has."""
@@ -181,9 +213,11 @@ def _covers(summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> b
     return all(counted.get(arm, 0) >= n for arm, n in held.items())
 
 
-def _margin(summary: Mapping[str, Any]) -> float | None:
-    tested = (row["noninferiority"] for row in summary["rows"] if row.get("noninferiority"))
-    return next((each["margin"] for each in tested), None)
+def _margin(summary: Mapping[str, Any] | None, about: Mapping[str, Any]) -> float | None:
+    """The margin that was fixed for the run, as far as its files say."""
+    rows = summary["rows"] if summary is not None else []
+    tested = (row["noninferiority"] for row in rows if row.get("noninferiority"))
+    return next((each["margin"] for each in tested), (about.get("settings") or {}).get("margin"))
 
 
 def is_share(metric: str) -> bool:
@@ -212,11 +246,6 @@ def interval_text(metric: str, difference: Mapping[str, Any]) -> str:
 def _plain(value: float, places: int) -> float:
     """The value rounded; what rounds to -0 is 0."""
     return round(value, places) + 0.0
-
-
-def listed(parts: Iterable[str]) -> str:
-    """Parts separated by semicolons: they hold commas of their own."""
-    return "; ".join(parts)
 
 
 def plural(count: int, word: str) -> str:

@@ -11,6 +11,7 @@ from ridgefill.eval.findings import score_metric
 
 FEW = 10  # items: fewer make every interval rough
 LOW = 0.5  # an exact score below this leaves little to lose
+MANY = 5  # arms: so many looks that one may be luck
 SHOWN = 8  # names in one sentence
 
 
@@ -24,6 +25,7 @@ def limits(run: Evaluation) -> list[str]:
         *_counts(run),
         *_baseline(run),
         *_approximate(run),
+        *_looks(run),
         *_ledger(run),
     ]
 
@@ -40,7 +42,9 @@ def limits_across(runs: Sequence[Evaluation]) -> list[str]:
             "One draw of items (one seed): the intervals cover which items were drawn, not another way to draw them."
         )
     if not any(run.kind in ("ruler", "longbench", "two-turn", "splice") for run in runs):
-        found.append("No retrieval was measured, and mean loss can hide its loss: run `ridgefill eval ruler` too.")
+        found.append(
+            "No retrieval was measured, and mean loss can hide its loss: run `ridgefill eval ruler` too."
+        )
     return found
 
 
@@ -75,13 +79,16 @@ def _floor(run: Evaluation) -> Iterator[str]:
             continue
         more = f"; {needed(tested['margin']):,} would be needed" if 0 < tested["margin"] < 100 else ""
         yield (
-            f"{plural(row['n'], 'item')} cannot show non-inferiority at a margin of {tested['margin']:.1f} points: even "
-            f"without one failure the bound is {tested['floor']:.1f} points (binomial floor){more}."
+            f"{plural(row['n'], 'item')} cannot show non-inferiority at a margin of {tested['margin']:.1f} points: "
+            f"even without one failure the bound is {tested['floor']:.1f} points (binomial floor){more}."
         )
         return
 
 
 def _filled(run: Evaluation) -> Iterator[str]:
+    if run.kind == "longbench":  # there it says whether an arm's plan filled any row of the prompt
+        yield from _short(run)
+        return
     filled = run.facts("filled")
     if not filled:
         return
@@ -97,6 +104,17 @@ def _filled(run: Evaluation) -> Iterator[str]:
             f"{rest:,} of {plural(len(filled), 'item')} have a needle in exact rows and are left out where it says "
             "filled."
         )
+
+
+def _short(run: Evaluation) -> Iterator[str]:
+    """Arms that ran some prompts exactly: those were too short to fill."""
+    for arm in run.others:
+        filled = [
+            line["filled"] for line in run.lines if line["arm"] == arm and line.get("filled") is not None
+        ]
+        if not all(filled):
+            count = f"{filled.count(False):,} of {plural(len(filled), 'prompt')}"
+            yield f"{arm} filled no row of {count}: too short for it."
 
 
 def _tokens(run: Evaluation) -> Iterator[str]:
@@ -129,8 +147,8 @@ def _baseline(run: Evaluation) -> Iterator[str]:
     row = run.row(run.baseline, score_metric(run))
     if row is not None and row["mean"] < LOW:
         yield (
-            f"{run.baseline} itself scores {value_text('score', row['mean'])}: the model hardly does this task, so little "
-            "can be lost on it."
+            f"{run.baseline} itself scores {value_text('score', row['mean'])}: the model hardly does "
+            "this task, so little can be lost on it."
         )
 
 
@@ -138,6 +156,14 @@ def _approximate(run: Evaluation) -> Iterator[str]:
     unknown = [arm for arm in run.arms if run.macs(arm) is None]
     if unknown:
         yield f"The compute of these arms is not counted: {', '.join(unknown[:SHOWN])}."
+
+
+def _looks(run: Evaluation) -> Iterator[str]:
+    if len(run.others) >= MANY:
+        yield (
+            f"{len(run.others)} arms are compared, and no interval allows for so many looks: of arms that do not "
+            "differ from exact, about one interval in twenty excludes 0."
+        )
 
 
 def _ledger(run: Evaluation) -> Iterator[str]:

@@ -29,6 +29,7 @@ METRICS = {
     "novel_nll_last": False,
     "key_nll": False,
     "kl": False,
+    "kl_median": False,
     "top1": True,
 }
 
@@ -49,7 +50,9 @@ class Run:
     _done: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
-    def open(cls, folder: str | Path, kind: str, settings: Mapping[str, Any], about: Mapping[str, Any]) -> Run:
+    def open(
+        cls, folder: str | Path, kind: str, settings: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> Run:
         """Begins a run in ``folder``, or goes on with it.
 
         Args:
@@ -134,7 +137,9 @@ def _read_run(folder: Path) -> dict[str, Any]:
         about = json.loads((folder / RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingError(
-            f"read the run in {folder}", f"it has no readable {RUN}", "name a folder that `ridgefill eval` wrote"
+            f"read the run in {folder}",
+            f"it has no readable {RUN}",
+            "name a folder that `ridgefill eval` wrote",
         ) from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise SettingError(
@@ -149,7 +154,9 @@ def _same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raises SettingError unless items of the two runs can stand side by side."""
     differ = [k for k in ("kind", "settings", "model", "tokenizer", "ledger") if old.get(k) != new.get(k)]
     differ += [
-        f"arm {name!r}" for name, arm in new["arms"].items() if name in old["arms"] and old["arms"][name] != arm
+        f"arm {name!r}"
+        for name, arm in new["arms"].items()
+        if name in old["arms"] and old["arms"][name] != arm
     ]
     if differ:
         shown = "; ".join(_difference(k, old.get(k), new.get(k)) for k in differ)

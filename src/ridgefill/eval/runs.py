@@ -84,7 +84,9 @@ def declared(ledger: Path | None, entry: str | None) -> str | None:
     problems = opened.verify()
     if problems:
         raise SettingError(
-            f"a run declared in {ledger}", f"the ledger does not verify: {problems[0]}", "see `ridgefill ledger verify`"
+            f"a run declared in {ledger}",
+            f"the ledger does not verify: {problems[0]}",
+            "see `ridgefill ledger verify`",
         )
     return opened.find(entry).hash
 

@@ -77,7 +77,8 @@ def summarise(
     arms = _arms(about, columns)
     rows: list[dict[str, Any]] = []
     for metric in _metrics(columns):
-        base = columns.get((baseline, metric), {})
+        # Which items count as filled is the arm's to say; the baseline's score is the same either way.
+        base = columns.get((baseline, "score" if metric == FILLED else metric), {})
         for arm in arms:
             column = columns.get((arm, metric), {})
             rows += _rows(arm, metric, column, None if arm == baseline else base, options)
@@ -95,7 +96,9 @@ def _columns(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Column
         arm, item = line["arm"], line["item"]
         if (arm, item) in seen:
             raise SettingError(
-                "summarise the run", f"item {item} of arm {arm!r} stands there twice", "remove one of its lines"
+                "summarise the run",
+                f"item {item} of arm {arm!r} stands there twice",
+                "remove one of its lines",
             )
         seen.add((arm, item))
         values = dict(line["metrics"])
@@ -181,7 +184,7 @@ def _strata(column: Column) -> Iterator[tuple[str, list[str]]]:
     """Every stratum and its items, "all" first; nothing where there are no items."""
     if column:
         yield ALL, list(column)
-    for stratum in sorted({stratum for stratum, _ in column.values()}):
+    for stratum in sorted({stratum for stratum, _ in column.values()} - {ALL}):
         yield stratum, [item for item, (its, _) in column.items() if its == stratum]
 
 

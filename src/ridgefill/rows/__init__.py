@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ridgefill.rows.protected import ProtectedRows
     from ridgefill.rows.random import RandomRows
     from ridgefill.rows.scores import AttentionScore, Combined, OverlapScore, PeakScore, ProbeScore
+    from ridgefill.rows.snapkv import PooledAttentionRows
     from ridgefill.rows.spans import SpanRows
     from ridgefill.rows.special import SpecialRows
     from ridgefill.rows.tail import LongerTail
@@ -35,6 +36,7 @@ _HOME = {
     "LongerTail": "tail",
     "OverlapScore": "scores",
     "PeakScore": "scores",
+    "PooledAttentionRows": "snapkv",
     "ProbeRows": "probe",
     "ProbeScore": "scores",
     "Prompt": "base",
@@ -56,6 +58,7 @@ SELECTORS = {  # how `parse_rows` calls them
     "probe": "ProbeRows",
     "protected": "ProtectedRows",
     "random": "RandomRows",
+    "snapkv": "PooledAttentionRows",
     "spans": "SpanRows",
     "special": "SpecialRows",
     "tail": "LongerTail",
@@ -79,6 +82,7 @@ __all__ = [
     "LongerTail",
     "OverlapScore",
     "PeakScore",
+    "PooledAttentionRows",
     "ProbeRows",
     "ProbeScore",
     "Prompt",
