@@ -39,7 +39,7 @@ def write(folder, kind, arms, results, settings=None, finish=True, **more):
     return folder
 
 
-def scores(values, filled=True, stratum="niah"):
+def scores(values, filled=True, stratum="niah", fact="filled"):
     """[score] -> items of a needle task at 2 lengths and 5 depths."""
     return {
         f"{stratum}/{i}": (
@@ -48,7 +48,7 @@ def scores(values, filled=True, stratum="niah"):
             {
                 "length": (1024, 2048)[i % 2],
                 "depth": (i % 5) / 4,
-                "filled": filled,
+                fact: filled,
                 "answer": "7",
                 "seconds": 2.0,
             },

@@ -183,10 +183,9 @@ def test_limits_of_needles_in_exact_rows_and_of_a_model_that_cannot(tmp_path):
 
 def test_longbench_says_for_each_arm_which_prompts_it_filled(tmp_path):
     items = {
-        "exact": scores([1] * 10, filled=False),
-        "ridge": scores([1] * 6) | scores([0] * 4, False, "short"),
+        "exact": scores([1] * 6, False, fact="fills") | scores([1] * 4, False, "short", "fills"),
+        "ridge": scores([1] * 6, fact="fills") | scores([0] * 4, False, "short", "fills"),
     }
-    items["exact"] |= scores([1] * 4, False, "short")
     run = opened(write(tmp_path, "longbench", RIDGE, items))
     one(limits(run), "ridge filled no row of 4 of 10 prompts")
     assert not any("says nothing" in text or "exact rows" in text for text in limits(run))

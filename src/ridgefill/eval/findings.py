@@ -22,6 +22,7 @@ NAMED = 3  # worst documents that a sentence names
 TOKENS = {"novel_nll": "novel tokens", "key_nll": "key tokens", "nll": "all scored tokens"}
 SCORES = {
     "ruler": "RULER score",
+    "needles": "retrieval from filled rows",
     "longbench": "LongBench score",
     "splice": "retrieval",
     "two-turn": "score on the turns",

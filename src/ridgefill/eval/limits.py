@@ -41,7 +41,7 @@ def limits_across(runs: Sequence[Evaluation]) -> list[str]:
         found.append(
             "One draw of items (one seed): the intervals cover which items were drawn, not another way to draw them."
         )
-    if not any(run.kind in ("ruler", "longbench", "two-turn", "splice") for run in runs):
+    if not any(run.kind in ("ruler", "needles", "longbench", "two-turn") for run in runs):
         found.append(
             "No retrieval was measured, and mean loss can hide its loss: run `ridgefill eval ruler` too."
         )
@@ -86,7 +86,7 @@ def _floor(run: Evaluation) -> Iterator[str]:
 
 
 def _filled(run: Evaluation) -> Iterator[str]:
-    if run.kind == "longbench":  # there it says whether an arm's plan filled any row of the prompt
+    if run.kind == "longbench":
         yield from _short(run)
         return
     filled = run.facts("filled")
@@ -109,9 +109,7 @@ def _filled(run: Evaluation) -> Iterator[str]:
 def _short(run: Evaluation) -> Iterator[str]:
     """Arms that ran some prompts exactly: those were too short to fill."""
     for arm in run.others:
-        filled = [
-            line["filled"] for line in run.lines if line["arm"] == arm and line.get("filled") is not None
-        ]
+        filled = [line["fills"] for line in run.lines if line["arm"] == arm and line.get("fills") is not None]
         if not all(filled):
             count = f"{filled.count(False):,} of {plural(len(filled), 'prompt')}"
             yield f"{arm} filled no row of {count}: too short for it."

@@ -56,7 +56,7 @@ class Run:
         """Begins a run in ``folder``, or goes on with it.
 
         Args:
-            kind: "loss", "ruler", "longbench", "splice", "agreement" or "two-turn".
+            kind: "loss", "needles", "ruler", "longbench", "splice", "agreement" or "two-turn".
             settings: everything that decides what the items are; a folder of other settings is refused.
             about: arms, model, maps, tokenizer, ledger entry, environment. Arms may be added to a folder; one
                 that is there must be the same.

@@ -47,10 +47,8 @@ def test_every_arm_answers_every_sample_and_says_what_was_filled(parts, tmp_path
     assert list(got) == [(arm, item) for item in ("lcc/c", "v2/b1") for arm in ("exact", "identity")]
     assert len(ticks) == 4
     code, choice = got["identity", "lcc/c"], got["identity", "v2/b1"]
-    assert (
-        code["filled"] and not got["exact", "lcc/c"]["filled"]
-    )  # 780 bytes without chat form: a tail of 600
-    assert not choice["filled"] and choice["answer"] == got["exact", "v2/b1"]["answer"]
+    assert code["fills"] and not got["exact", "lcc/c"]["fills"]  # 780 bytes without chat form: a tail of 600
+    assert not choice["fills"] and choice["answer"] == got["exact", "v2/b1"]["answer"]
     assert code["length"] == len(CODE.prompt) and code["stratum"] == "lcc" and not code["truncated"]
     assert choice["choice"] is None and choice["metrics"] == {"score": 0.0}
     assert choice["difficulty"] == "easy" and choice["length_group"] == "short" and choice["seconds"] > 0
@@ -95,7 +93,7 @@ def test_reasoning_is_asked_for_first_and_stands_in_the_second_prompt(parts, tmp
     assert (budget, last) == (6, 128)
     assert "blue box" in first and "blue box" not in second
     assert f"step by step: {line['reasoning']}\n\nBased on the above" in second
-    assert line["filled"] and line["length"] > 604
+    assert line["fills"] and line["length"] > 604
 
 
 def test_a_line_break_ends_the_answer_where_the_official_code_ends_it(parts, tmp_path):

@@ -30,7 +30,7 @@ def measure_longbench(
 ) -> None:
     """Greedy answers of every arm to every sample, scored; the metric is ``score``, from 0 to 1.
 
-    An item's facts are ``length`` (tokens of the prompt), ``answer``, ``seconds``, ``truncated``, ``filled`` (whether
+    An item's facts are ``length`` (tokens of the prompt), ``answer``, ``seconds``, ``truncated``, ``fills`` (whether
     the prompt was long enough for the arm's plan; shorter ones run exactly; absent for arms that shorten prompts),
     ``length_group``, and for v2 ``difficulty``, ``domain``, ``choice`` (the letter, or null) and, with reasoning,
     ``reasoning``. An empty answer counts as a wrong one; the official code of v2 leaves it out, for there it means
@@ -77,7 +77,7 @@ def _ask(model: Any, prompter: Prompter, arm: Arm, sample: Sample, prepared: Pre
         facts["choice"] = extract_choice(answer)
     n = prepared.ids.shape[1]
     if arm.compact is None:
-        facts["filled"] = _fills(arm, n)
+        facts["fills"] = _fills(arm, n)
     run.add(
         arm.name,
         sample.item,
