@@ -30,8 +30,10 @@ test-real: $(READY)  ## the tests on the real default model (slow; fetches it on
 test-slow: $(READY)  ## simulations too slow for every run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
-results: $(READY)  ## measure the README's table anew (about 40 minutes; skips what is measured already)
+results: $(READY)  ## the project's own study anew, declared in results/study/ledger.jsonl (hours; goes on where it was)
 	$(BIN)/python results/run.py
+	for model in smollm2 gemma3 hybrid; do OMP_NUM_THREADS=1 $(BIN)/python results/study/study.py $$model || exit 1; done
+	$(BIN)/python results/study/study.py page
 
 results-rows: $(READY)  ## measure the row selectors anew (hours; skips what is measured already)
 	for setting in smollm2-07 smollm2-15 gemma3-09; do \

@@ -103,7 +103,9 @@ def test_needles_in_noise_and_in_prose(world, tmp_path, kind, options, per_arm):
 def test_ruler_and_longbench(world, tmp_path):
     pytest.importorskip("lm_eval")
     ruler = ("--tasks", "niah_single_1", "--lengths", "1400", "--count", "2", "--arms", "identity split=3")
-    assert evaluate("ruler", world, tmp_path / "ruler", *ruler) == 0
+    assert evaluate("ruler", world, tmp_path / "bad", *ruler, "--harness", "gen_kwargs") == 2
+    told = ("--harness", '{"system_instruction": "Answer."}', "--chat-args", '{"mood": "plain"}')
+    assert evaluate("ruler", world, tmp_path / "ruler", *ruler, *told) == 0
     assert len(lines(tmp_path / "ruler")) == 4
     sample = {
         "_id": "1", "domain": "d", "sub_domain": "s", "difficulty": "easy", "length": "short", "question": "Which?",

@@ -373,14 +373,14 @@ def haystacks(
     seed: int,
 ) -> list[tuple[str, str, Item]]:
     """Prompts with facts in filled rows, in noise and in the prose of the texts: (item, stratum, prompt)."""
-    from ridgefill.eval.documents import whole_texts
+    from ridgefill.eval.documents import read_whole
     from ridgefill.eval.haystack import Haystack, prose
     from ridgefill.plan import DEFAULT_LEADING
 
     named = [t for t in texts or () if t != EMBEDDED]
     hays: dict[str, list[str]] = {"noise": []}
     if texts:
-        hays["prose"] = whole_texts(named) + (prose(bench.fitted) if EMBEDDED in texts else [])
+        hays["prose"] = read_whole(named) + (prose(bench.fitted) if EMBEDDED in texts else [])
     found = []
     for hay, text in hays.items():
         for kind in kinds:

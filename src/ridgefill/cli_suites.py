@@ -21,7 +21,7 @@ from ridgefill.cli_eval import (
     progress,
     show,
 )
-from ridgefill.console import numbers, out, whole_number
+from ridgefill.console import json_object, numbers, out, whole_number
 from ridgefill.files import cache_dir
 from ridgefill.options import DEVICE, DTYPE, LEADING, MAYBE_MAPS, MODEL, SPLIT
 
@@ -52,6 +52,13 @@ def ruler(
         bool, typer.Option("--prefix/--no-prefix", help="End prompts with the answer's prefix.")
     ] = True,
     chat: CHAT = None,
+    chat_args: Annotated[
+        str | None, typer.Option(help="JSON for the chat template, such as '{\"enable_thinking\": false}'.")
+    ] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(help='JSON of further settings of lm-eval, such as \'{"system_instruction": "..."}\'.'),
+    ] = None,
     tail: TAIL = 1024,
     leading: LEADING = None,
     split: SPLIT = None,
@@ -76,6 +83,7 @@ def ruler(
     from ridgefill.plan import DEFAULT_LEADING
 
     wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
+    template, lm_eval = json_object(chat_args, "--chat-args"), json_object(harness, "--harness")
     names = None if tasks is None else [name.strip() for name in tasks.split(",")]
     bench = prepare(model, maps, arms, split, tail, leading, ledger, entry, device, dtype)
     first = DEFAULT_LEADING if leading is None else leading
@@ -99,6 +107,7 @@ def ruler(
             )
         found, settings = list(suite.samples), {**suite.settings}
     settings |= {"tail": tail, "leading": first, "prefix": prefix, "chat": chat, "margin": margin}
+    settings |= {"chat_args": template, "harness": lm_eval}
     run = bench.open(output, "ruler", max(sample.wanted for sample in found), settings)
     with progress("ruler", len(found) * len(bench.arms)) as tick:
         measure_ruler(
@@ -112,6 +121,8 @@ def ruler(
             prefix=prefix,
             chat=chat,
             tick=tick,
+            chat_args=template,
+            harness=lm_eval,
         )
     show(run, margin)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -124,6 +125,19 @@ def numbers(text: str, option: str) -> list[int | float]:
         raise SettingError(
             f"{option} {text}", "it is not a list of numbers", f"write it as {option} 0.25,0.5"
         ) from None
+    return found
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """The settings that an option gives as JSON; none if it was not given."""
+    try:
+        found = {} if text is None else json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise SettingError(
+            f"{option} {text}", "it is not a JSON object", f'write it as {option} \'{{"key": "value"}}\''
+        )
     return found
 
 

@@ -168,7 +168,7 @@ def parse_arms(
     An arm is a fill (ridge, identity, none, pop, exact) or a rival (snapkv, fastkv, gemfilter), with fields
     ``rows= correct= tail= leading= split= preset= maps=`` behind it and, if wanted, ``label:`` before it. ``none
     tail=matched`` is the paper's "no fill + longer tail": its tail costs as much as the ridge fill would. ``swiftkv
-    maps=FOLDER`` takes a SwiftKV checkpoint's projections, ``direct maps=FILE`` those of `ridgefill.fit.fit_direct`.
+    maps=FOLDER`` takes a SwiftKV checkpoint's projections, ``direct maps=FILE`` maps of `ridgefill.fit.direct`.
 
     Args:
         split, tail, leading: for arms that do not name their own.

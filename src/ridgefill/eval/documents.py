@@ -59,7 +59,7 @@ def held_out_documents(
     return found
 
 
-def whole_texts(paths: Sequence[str | Path]) -> list[str]:
+def read_whole(paths: Sequence[str | Path]) -> list[str]:
     """Every document of the named texts, whole; a chat as its messages, one after the other.
 
     Raises:

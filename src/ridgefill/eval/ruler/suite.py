@@ -12,6 +12,7 @@ from typing import Any
 
 from ridgefill.answer import as_prompt
 from ridgefill.errors import CorpusError, PromptError
+from ridgefill.eval.documents import read_whole
 from ridgefill.eval.haystack import prose
 from ridgefill.eval.ruler import qa, tasks
 from ridgefill.eval.ruler.draft import largest
@@ -20,7 +21,6 @@ from ridgefill.eval.ruler.niah import essay_words
 from ridgefill.eval.ruler.tasks import Material, Task
 from ridgefill.eval.ruler.words import library
 from ridgefill.files import sha256_file
-from ridgefill.fit.corpus import read_sources
 from ridgefill.models.identity import tokenizer_sha256
 
 EMBEDDED = "embedded"
@@ -125,8 +125,7 @@ def _essay(essays: str | Path | Sequence[str | Path], fitted: Collection[str]) -
             raise CorpusError(
                 f"read the essay {path}", "there is no such file", "check the path, or use 'embedded'"
             )
-    loaded = [document.load() for source in read_sources(paths) for document in source.documents]
-    return "\n".join(t if isinstance(t, str) else "\n".join(m["content"] for m in t) for t in loaded)
+    return "\n".join(read_whole(paths))
 
 
 class _Maker:
