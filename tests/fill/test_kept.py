@@ -78,7 +78,7 @@ def test_attention_that_takes_no_mask_is_refused():
             return super().select(given)
 
     try:
-        with pytest.raises(SettingError, match="dropped rows with flash_attention_2"):
+        with pytest.raises(SettingError, match="no fill with flash_attention_2"):
             prefill(model, prompt(), fill=NoFill(), split=3, tail=TAIL, rows=Switch(PLACES))
     finally:
         model.config._attn_implementation = kind
