@@ -6,6 +6,7 @@ rotary embeddings, masks and windows are the stock model's own.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +63,11 @@ def model_of(case: str) -> Any:
     if attention is not None:
         model.set_attn_implementation(attention)
     return model
+
+
+def hidden_states(model: Any, ids: Tensor) -> Any:
+    """The stock model's hidden states; of a copy, since transformers leaves its recording hooks on a model."""
+    return copy.deepcopy(model)(ids, output_hidden_states=True).hidden_states
 
 
 def prompt(n: int = N, batch: int = 1, seed: int = 0) -> Tensor:

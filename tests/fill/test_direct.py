@@ -22,7 +22,7 @@ from ridgefill.fit.direct import fit_direct
 from ridgefill.fit.windows import Cutter, plan_windows
 from ridgefill.models.decoder import Decoder
 from ridgefill.prefill import prefill
-from tests.reference import TAIL, N, close, generate, model_of, prompt, stock_cache
+from tests.reference import TAIL, N, close, generate, hidden_states, model_of, prompt, stock_cache
 from tests.test_walk import Fixed
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -77,7 +77,7 @@ def test_the_maps_are_the_ridge_solution(direct, texts):
     x, y = [], []
     for window in plan.fit:
         with torch.no_grad():
-            h = model(window.ids.long()[None], output_hidden_states=True).hidden_states
+            h = hidden_states(model, window.ids.long()[None])
         x.append(h[SPLIT][0, 4:].double())
         keys, values = decoder.project(5, h[5][:, 4:])
         y.append(torch.cat([t[0].transpose(0, 1).reshape(-1, 32) for t in (keys, values)], 1).double())
@@ -100,7 +100,7 @@ def test_filled_rows_hold_what_the_maps_say(direct):
     rows = Fixed((5, 40), attends=True)
     cache = prefill(model, ids, fill=direct, split=SPLIT, tail=TAIL, leading=0, rows=rows)
     with torch.no_grad():
-        h = model(ids, output_hidden_states=True).hidden_states[SPLIT][0, :M]
+        h = hidden_states(model, ids)[SPLIT][0, :M]
         both = normalised(h, direct.eps) @ direct.maps[4].weight.T + direct.maps[4].bias
         decoder = Decoder(model)
         keys = both[:, :32].view(1, M, 2, 16).transpose(1, 2)

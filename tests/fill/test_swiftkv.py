@@ -19,7 +19,7 @@ from ridgefill.errors import (
 from ridgefill.fill.swiftkv import SwiftKV
 from ridgefill.models.decoder import Decoder
 from ridgefill.prefill import prefill
-from tests.reference import TAIL, N, close, generate, model_of, prompt, stock_cache
+from tests.reference import TAIL, N, close, generate, hidden_states, model_of, prompt, stock_cache
 
 M, SPLIT, WIDTH = N - TAIL, 2, 2 * 16
 KEY, VALUE = "model.layers.{}.self_attn.k_proj_swiftkv", "model.layers.{}.self_attn.v_proj_swiftkv"
@@ -64,7 +64,7 @@ def test_keys_and_values_are_the_projections_of_the_split_state(group, tmp_path)
     fill = SwiftKV.load(tmp_path, decoder)
     assert fill.split == SPLIT
     cache = prefill(model, ids, fill=fill, split=SPLIT, tail=TAIL, leading=0)
-    h = model(ids, output_hidden_states=True).hidden_states[SPLIT][0, :M]
+    h = hidden_states(model, ids)[SPLIT][0, :M]
     cos, sin = model.model.rotary_emb(h[None], torch.arange(M)[None])
     norm = tensors["model.norm_swiftkv.weight"]
     for i in range(SPLIT, 6):
