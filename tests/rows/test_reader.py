@@ -214,3 +214,13 @@ def test_the_question_may_stand_anywhere(words, question):
             question=question,
             tokenizer=tiny_tokenizer(),
         ).stats.selected
+
+
+@pytest.mark.parametrize(
+    "rows", ["attention(0.2, window=1)", "snapkv(0.2, window=1)", "spans(peak(window=1), 1.0)"]
+)
+def test_a_window_of_one_row_reads_the_row_before_the_last(rows):
+    """The last row runs after the rows are chosen: asking with it alone must not ask with none."""
+    model, ids = model_of("llama"), prompt(90)
+    cache = prefill(model, ids, fill="identity", split=3, tail=24, rows=rows, tokenizer=tiny_tokenizer())
+    assert cache.stats.selected > 0

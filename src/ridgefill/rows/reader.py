@@ -110,7 +110,8 @@ class ModelReader:
     def lower(self, layers: Sequence[int], queries: range, peak: bool = False) -> Tensor:
         """[layers, heads, m]: attention of the prefix rows from the query rows, summed over the queries.
 
-        The prompt's last row is left out: it runs in the model's own forward, after the rows are chosen.
+        The prompt's last row is left out: it runs in the model's own forward, after the rows are chosen. If it alone
+        is asked for, the row before it stands for it.
 
         Args:
             layers: attention layers up to the split layer, whose own input is exact for every row.
@@ -131,7 +132,7 @@ class ModelReader:
         places = capture.places[self.b].tolist()
         where = {place - self._pad: j for j, place in reversed(list(enumerate(places)))}
         walked = self.prefix.h_split.shape[1] + self.prefix.tail - self._pad
-        queries = range(queries.start, min(queries.stop, walked))
+        queries = range(queries.start, min(queries.stop, walked)) or range(walked - 1, walked)
         if any(row not in where for row in queries):
             raise SettingError(
                 f"attention from rows {queries.start} to {queries.stop}",
