@@ -25,8 +25,8 @@ versions and date, lies beside this page. Prompts of 2,048 tokens, tail 512, 16 
 of a column see the same prompts, or every tenth of them. Counts are found of asked; *of exact's* leaves out
 what the exact model itself does not find. The paraphrased question shares no content word with its needle. Losses are
 nats per token above exact on 2 documents (1 on Gemma) of 3,072 tokens per domain, tail 1,024, the first and the last
-512 tokens of the tail; there the selectors' question is the 64 rows before the tail. Which score ranks the right sentence:
-[RANKING.md](RANKING.md).
+512 tokens of the tail; there the selectors' question is the 64 rows before the tail. Which score ranks the right
+sentence: [RANKING.md](RANKING.md).
 """
 
 

@@ -32,6 +32,7 @@ from ridgefill.files import sha256_file
 from ridgefill.ledger import Ledger
 from ridgefill.models.decoder import Decoder
 from ridgefill.rows.base import Prompt, Selector
+from ridgefill.rows.reader import attention_layers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -116,7 +117,7 @@ def maps_folder(name: str, split: int, model: Any, tokenizer: Any, sink: bool = 
 
 def arms_of(name: str, model: Any, tokenizer: Any, tail: int) -> tuple[list[Arm], RidgeMaps]:
     """Every arm of a model's study."""
-    study, words = STUDIES[name], ["pop"]
+    study, words, decoder = STUDIES[name], ["pop"], Decoder(model)
     for s in study.splits:
         maps = f"maps={maps_folder(name, s, model, tokenizer)}"
         words += [
@@ -124,14 +125,15 @@ def arms_of(name: str, model: Any, tokenizer: Any, tail: int) -> tuple[list[Arm]
             f"identity {s}: identity split={s}",
             f"ridge {s} no leading: ridge leading=0 {maps}",
             f"ridge {s}: ridge {maps}",
-            f"ridge {s} spans: ridge rows={study.spans} {maps}",
         ]
+        # Gemma-3's first layer of full attention is its sixth: below that nothing ranks the spans
+        if "peak" not in study.spans or any(i <= s for i in attention_layers(decoder)):
+            words.append(f"ridge {s} spans: ridge rows={study.spans} {maps}")
         if s in study.sink_splits:
             words.append(f"ridge {s} random: ridge rows=random(0.05) {maps}")
     for s in study.sink_splits:
         words.append(f"ridge {s} sink in fit: ridge maps={maps_folder(name, s, model, tokenizer, sink=True)}")
     first = RidgeMaps.load(maps_folder(name, study.splits[0], model, tokenizer))
-    decoder = Decoder(model)
     arms = parse_arms("; ".join(words), decoder, split=0.5, tail=tail, leading=16)
     # paths are this machine's own: what is kept names the folder alone
     return [replace(arm, words=arm.words.replace(f"{MAPS}/", "")) for arm in arms], first
