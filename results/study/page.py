@@ -62,7 +62,7 @@ class Found:
     @property
     def splits(self) -> list[int]:
         """Of the ridge arms."""
-        return sorted({int(arm.split()[1]) for arm in self.arms if arm.startswith("ridge ")})
+        return sorted({int(arm.split()[1].rstrip(",")) for arm in self.arms if arm.startswith("ridge ")})
 
 
 def shown(found: Interval | None, places: int = 3) -> str:
@@ -76,7 +76,7 @@ def shown(found: Interval | None, places: int = 3) -> str:
 def verdict(found: Interval | None, above: float = -math.inf, below: float = math.inf) -> str:
     """Whether the whole interval lies between the two, or wholly outside."""
     if found is None or found.low is None or found.high is None:
-        return "not measured"
+        return "not measured" if found is None else "no interval from so few items"
     if above < found.low and found.high < below:
         return "**holds**"
     return "**fails**" if found.high <= above or found.low >= below else "undecided"
@@ -98,7 +98,7 @@ def sink(loss: dict[str, Found]) -> list[str]:
             apart = one.minus(f"ridge {s} no leading", f"ridge {s}", "novel_nll")
             says = verdict(apart, -0.05, 0.05)
             lines.append(
-                f"- Gemma-3, split {s}: without leading rows less with: {shown(apart)} (under 0.05: {says})."
+                f"- Gemma-3, split {s}: without leading rows less with them {shown(apart)} (under 0.05: {says})."
             )
     return lines
 

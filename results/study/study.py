@@ -155,6 +155,8 @@ def loss(name: str, entry: str) -> None:
         "documents": [d.item for d in documents],
     }
     run = open_run(HERE / name / "loss", "loss", settings, model, tokenizer, arms, None, study.tokens, entry)
+    # a domain's second document comes after every domain's first: a stopped run has seen them all
+    documents = sorted(documents, key=lambda d: int(d.item.split("/")[1]))
     with Progress(transient=True) as bar:
         task = bar.add_task(f"{name}, loss", total=len(arms) * len(documents))
         measure_losses(
@@ -188,6 +190,7 @@ def needles(name: str, entry: str) -> None:
     )
     with Progress(transient=True) as bar:
         task = bar.add_task(f"{name}, needles", total=len(arms) * len(items))
+        items = sorted(items, key=lambda item: int(item[0].split("/")[1]))  # all kinds from the start
         measure_retrieval(
             model, tokenizer, arms, items, run, new_tokens=ANSWER, tick=lambda: bar.advance(task)
         )
