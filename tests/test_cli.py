@@ -28,6 +28,7 @@ from ridgefill.maps import RidgeMaps
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import make_plan
 from tests import gguf_maker
+from tests.command import call
 from tests.tiny import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -70,14 +71,6 @@ def world(tmp_path_factory):
         w.code = call("fit", w.tiny, "--texts", w.a, w.b, "--splits", "0.25,0.5", "-o", root / "maps", *FIT)
     w.maps = str(root / "maps" / "split-03")
     return w
-
-
-def call(*argv):
-    """The exit code of the command line in this process."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
-        patch.setattr(sys, "argv", ["ridgefill", *map(str, argv)])
-        cli.main()
-    return exit.value.code
 
 
 def process(*argv, **settings):

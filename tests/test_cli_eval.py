@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from ridgefill import cli
 from ridgefill.ledger import Ledger
+from tests.command import call
 from tests.tiny import tiny_model, tiny_tokenizer
 
 SMALL = ("--tail", "40", "--leading", "4")
@@ -41,14 +40,6 @@ def world(tmp_path_factory):
         assert call("fit", w.tiny, "--texts", w.a, "-o", root / "maps", *fit) == 0
     w.maps = str(root / "maps" / "split-03")
     return w
-
-
-def call(*argv):
-    """The exit code of the command line in this process."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
-        patch.setattr(sys, "argv", ["ridgefill", *map(str, argv)])
-        cli.main()
-    return exit.value.code
 
 
 def lines(folder):

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import ridgefill
 from ridgefill.errors import CorpusError, SettingError
+from ridgefill.eval.arms import EXACT
 from ridgefill.eval.haystack import Haystack
 from ridgefill.eval.losses import Document
 from ridgefill.eval.results import Run
@@ -426,7 +427,7 @@ def bench(world, tmp_path):
 
     def of(*limits):
         return Bench(world.model, world.tokenizer, Limits(*limits), Budget(60), Pace(None, None, 9),
-                     search._exact_arm(), loss=run, documents=documents)  # fmt: skip
+                     EXACT, loss=run, documents=documents)  # fmt: skip
 
     return of
 

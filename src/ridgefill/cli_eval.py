@@ -17,6 +17,7 @@ from ridgefill.options import DEVICE, DTYPE, LEADING, MAYBE_MAPS, MODEL, SPLIT, 
 if TYPE_CHECKING:
     from ridgefill.eval.arms import Arm
     from ridgefill.eval.haystack import Item
+    from ridgefill.eval.losses import Document
     from ridgefill.eval.results import Run
     from ridgefill.maps import RidgeMaps
 
@@ -71,6 +72,12 @@ class Bench:
         return open_run(
             folder, kind, settings, self.model, self.tokenizer, self.arms, self.maps, tokens, self.entry
         )
+
+    def documents(self, texts: Sequence[str] | None, tokens: int, count: int, seed: int) -> list[Document]:
+        """Documents of each of the texts that the maps were not fitted on."""
+        from ridgefill.eval.losses import documents_of
+
+        return documents_of(self.tokenizer, strata(texts), tokens, count, fitted=self.fitted, seed=seed)
 
     @property
     def fitted(self) -> set[str]:
@@ -136,6 +143,26 @@ def strata(texts: Sequence[str] | None) -> dict[str, list[str | Path]]:
     return {Path(name).name: held_out_texts([name]) for name in texts}
 
 
+def losses(
+    bench: Bench,
+    output: Path,
+    kind: str,
+    tokens: int,
+    documents: list[Document],
+    tail: int,
+    scored: int,
+    context: int,
+) -> Run:
+    """The loss of every arm on the documents."""
+    from ridgefill.eval.losses import measure_losses
+
+    counts: dict[str, Any] = {"tail": tail, "scored": scored, "context": context}
+    run = bench.open(output, kind, tokens, counts | {"documents": [d.item for d in documents]})
+    with progress(kind, len(documents) * len(bench.arms)) as tick:
+        measure_losses(bench.model, bench.tokenizer, bench.arms, documents, run, **counts, tick=tick)
+    return run
+
+
 @evaluate.command("loss")
 def loss(
     model: MODEL,
@@ -160,25 +187,9 @@ def loss(
 
     Example: ridgefill eval loss model.gguf maps/split-15 --texts essays/ --texts src/ -o results/loss
     """
-    from ridgefill.eval.losses import documents_of, measure_losses
-
     bench = prepare(model, maps, arms, split, tail, leading, ledger, entry, device, dtype)
-    found = documents_of(bench.tokenizer, strata(texts), tokens, documents, fitted=bench.fitted, seed=seed)
-    settings = {"tail": tail, "scored": scored, "context": context, "documents": [d.item for d in found]}
-    run = bench.open(output, "loss", tokens, settings)
-    with progress("loss", len(found) * len(bench.arms)) as tick:
-        measure_losses(
-            bench.model,
-            bench.tokenizer,
-            bench.arms,
-            found,
-            run,
-            tail=tail,
-            scored=scored,
-            context=context,
-            tick=tick,
-        )
-    show(run)
+    found = bench.documents(texts, tokens, documents, seed)
+    show(losses(bench, output, "loss", tokens, found, tail, scored, context))
 
 
 @evaluate.command("agreement")
@@ -205,10 +216,9 @@ def agreement(
     Example: ridgefill eval agreement model.gguf maps/split-15 --texts essays/ -o results/agreement
     """
     from ridgefill.eval.agreement import measure_agreement
-    from ridgefill.eval.losses import documents_of
 
     bench = prepare(model, maps, arms, split, tail, leading, ledger, entry, device, dtype)
-    found = documents_of(bench.tokenizer, strata(texts), tokens, documents, fitted=bench.fitted, seed=seed)
+    found = bench.documents(texts, tokens, documents, seed)
     settings = {"tail": tail, "continuation": continuation, "documents": [d.item for d in found]}
     run = bench.open(output, "agreement", tokens, settings)
     with progress("agreement", len(found) * len(bench.arms)) as tick:
@@ -245,8 +255,7 @@ def splice(
 
     Example: ridgefill eval splice model.gguf maps/split-15 --texts essays/ -o results/splice
     """
-    from ridgefill.eval.losses import documents_of
-    from ridgefill.eval.splice import measure_splice, removed, splice_arms
+    from ridgefill.eval.splice import removed, splice_arms
 
     bench = prepare(model, maps, arm, split, tail, leading, ledger, entry, device, dtype)
     if len(bench.arms) != 2:
@@ -254,21 +263,8 @@ def splice(
     where = None if layers is None else [whole_number(n, "--layers") for n in numbers(layers, "--layers")]
     base = bench.arms[1]
     bench.arms[1:] = splice_arms(base, layers=where)
-    found = documents_of(bench.tokenizer, strata(texts), tokens, documents, fitted=bench.fitted, seed=seed)
-    settings = {"tail": tail, "scored": scored, "context": context, "documents": [d.item for d in found]}
-    run = bench.open(output, "splice", tokens, settings)
-    with progress("splices", len(found) * len(bench.arms)) as tick:
-        measure_splice(
-            bench.model,
-            bench.tokenizer,
-            bench.arms,
-            found,
-            run,
-            tail=tail,
-            scored=scored,
-            context=context,
-            tick=tick,
-        )
+    found = bench.documents(texts, tokens, documents, seed)
+    run = losses(bench, output, "splice", tokens, found, tail, scored, context)
     show(run)
     for name, share in removed(run.lines, base.name).items():
         ends = "" if share.low is None else f" [{share.low:.1%}, {share.high:.1%}]"

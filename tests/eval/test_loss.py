@@ -20,8 +20,8 @@ from ridgefill.eval.loss import (
     TailLoss,
     arm_outputs,
     compare,
+    logits_of,
     score,
-    scored_logits,
     scored_outputs,
     tail_nll,
 )
@@ -162,12 +162,17 @@ class Third:
         return keep_every_third(model, tokenizer, ids, question, tail)
 
 
+def scored(decoder, plan, ids):
+    """Logits, block after block, of the rows that predict the last TAIL - 1 tokens."""
+    return logits_of(decoder, scored_outputs(decoder, plan, ids, TAIL))
+
+
 @pytest.mark.parametrize("tail", [1, 8, TAIL, 40])
 def test_arms_of_any_tail_are_scored_on_the_same_tokens(tail):
     """A shorter tail is lengthened, of a longer one the end is scored: in both the fill ends where the arm says."""
     model, ids = model_of("llama"), prompt()
     plan = FillPlan(Identity(), 3, tail, LEADING)
-    logits = torch.cat(list(scored_logits(Decoder(model), plan, ids, TAIL)))
+    logits = torch.cat(list(scored(Decoder(model), plan, ids)))
     filled = filled_rows(N, N, tail=max(tail, TAIL))
     expected = reference_logits(model, ids[0], filled, 3, "identity", None)
     assert logits.shape == (TAIL - 1, 320)
@@ -183,19 +188,19 @@ def test_a_tail_of_one_is_a_prompt_whose_continuation_is_fed_token_by_token():
     steps = []
     for i in range(start - 1, N - 1):
         steps.append(model(ids[:, i : i + 1], use_cache=True, **cache_kwarg(cache)).logits[0])
-    close(torch.cat(list(scored_logits(decoder, plan, ids, TAIL))), torch.cat(steps))
+    close(torch.cat(list(scored(decoder, plan, ids))), torch.cat(steps))
 
 
 def test_exact_ignores_tail_and_leading_rows():
     model, ids = model_of("qwen3"), prompt(TAIL + 1)
     plan = FillPlan(Exact(), 3, tail=999, leading=99)
-    close(torch.cat(list(scored_logits(Decoder(model), plan, ids, TAIL))), model(ids).logits[0, -TAIL:-1])
+    close(torch.cat(list(scored(Decoder(model), plan, ids))), model(ids).logits[0, -TAIL:-1])
 
 
 def test_logits_come_in_blocks(monkeypatch):
     monkeypatch.setattr(loss, "_LOGIT_ROWS", 10)
     plan = FillPlan(Identity(), 3, TAIL, LEADING)
-    blocks = scored_logits(Decoder(model_of("llama")), plan, prompt(), TAIL)
+    blocks = scored(Decoder(model_of("llama")), plan, prompt())
     assert [len(block) for block in blocks] == [10, 10, 3]
 
 

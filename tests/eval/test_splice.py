@@ -8,9 +8,9 @@ import torch
 from ridgefill.correct import KeyRescale, TerminalState, ValueRescale
 from ridgefill.errors import PromptError, SettingError
 from ridgefill.eval.arms import Arm
-from ridgefill.eval.losses import Document
+from ridgefill.eval.losses import Document, measure_losses
 from ridgefill.eval.results import Run
-from ridgefill.eval.splice import PARTS, Spliced, measure_splice, removed, splice_arms
+from ridgefill.eval.splice import PARTS, Spliced, removed, splice_arms
 from ridgefill.fill import Identity, NoFill, Ridge
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
@@ -232,7 +232,7 @@ def test_all_of_the_loss_goes_with_exact_keys_and_values(tmp_path):
     run = Run.open(tmp_path, "splice", {}, {"arms": {arm.name: {} for arm in arms}})
     documents = [Document(f"d{i}", "ab"[i % 2], prompt(150, seed=i)) for i in range(4)]
     ticks = []
-    measure_splice(
+    measure_losses(
         model_of("llama"), None, arms, documents, run, tail=TAIL, context=64, tick=lambda: ticks.append(1)
     )
     assert len(ticks) == len(run.lines) == 4 * 7

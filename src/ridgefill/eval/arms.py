@@ -16,6 +16,7 @@ from ridgefill.bench.cost import ModelShape, Setting, macs
 from ridgefill.bench.ttft import setting_of
 from ridgefill.engines.transformers import Filling
 from ridgefill.errors import PromptError, SettingError
+from ridgefill.fill import Exact
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, layer_of, make_plan
 from ridgefill.rows.snapkv import PooledAttentionRows
@@ -138,6 +139,9 @@ class Arm:
         if rows is None or plan.fill.name not in ("ridge", "identity", "none"):
             return None
         return macs(shape, n, setting_of(plan, shape, rows)) / macs(shape, n, Setting.exact())
+
+
+EXACT = Arm(BASELINE, lambda n: FillPlan(Exact(), split=1), BASELINE)  # no layer is filled: any split will do
 
 
 def expected_rows(plan: FillPlan, n: int) -> int | None:
@@ -282,13 +286,22 @@ class _Base:
 
 def _longer(plan: FillPlan, reference: FillPlan, shape: ModelShape, n: int) -> FillPlan:
     """``plan`` with the longest tail that costs no more than ``reference`` at n tokens (paper Table 6)."""
-    budget = macs(shape, n, setting_of(reference, shape, expected_rows(reference, n) or 0))
-    low, high = min(plan.tail, n), n
+    budget = expected_macs(reference, shape, n)
+    cost = lambda tail: macs(shape, n, setting_of(replace(plan, tail=tail), shape))  # noqa: E731
+    return replace(plan, tail=largest(min(plan.tail, n), n, lambda tail: cost(tail) <= budget))
+
+
+def expected_macs(plan: FillPlan, shape: ModelShape, n: int) -> int:
+    """Multiply-accumulates of n tokens, with the rows that the plan's selector will choose where a budget says."""
+    return macs(shape, n, setting_of(plan, shape, expected_rows(plan, n) or 0))
+
+
+def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest count from ``low``, which is taken to fit, to ``high`` that fits; larger ones fit less."""
     while low < high:
         middle = (low + high + 1) // 2
-        fits = macs(shape, n, setting_of(replace(plan, tail=middle), shape)) <= budget
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return replace(plan, tail=low)
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def _read(words: str) -> tuple[str, str, dict[str, str]]:

@@ -91,13 +91,6 @@ def logits_of(decoder: Decoder, outputs: Tensor) -> Iterator[Tensor]:
         yield decoder.final(block)[0].float()
 
 
-def scored_logits(
-    decoder: Decoder, plan: FillPlan, ids: Tensor, scored: int, tokenizer: Any = None
-) -> Iterator[Tensor]:
-    """Logits [<= 256, V] fp32 of the ``scored`` - 1 rows that `scored_outputs` gives, block after block."""
-    return logits_of(decoder, scored_outputs(decoder, plan, ids, scored, tokenizer))
-
-
 @torch.no_grad()
 def scored_outputs(
     decoder: Decoder, plan: FillPlan, ids: Tensor, scored: int, tokenizer: Any = None

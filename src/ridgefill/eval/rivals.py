@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from ridgefill.bench.cost import ModelShape, Setting, macs
 from ridgefill.bench.ttft import setting_of
 from ridgefill.errors import PromptError, SettingError, UnsupportedModelError
-from ridgefill.eval.arms import Arm, expected_rows
+from ridgefill.eval.arms import Arm, expected_macs, largest
 from ridgefill.fill.exact import Exact
 from ridgefill.fill.none import NoFill
 from ridgefill.fit.capture import layer_inputs
@@ -131,8 +131,7 @@ class Match:
 
     def budget(self, n: int) -> int:
         """Multiply-accumulates of the reference at n tokens."""
-        setting = setting_of(self.reference, self.shape, expected_rows(self.reference, n) or 0)
-        return macs(self.shape, n, setting)
+        return expected_macs(self.reference, self.shape, n)
 
     def pays_for_exact(self, n: int) -> bool:
         """Whether the reference costs as much as the unmodified model, as it does where it fills no row."""
@@ -155,11 +154,7 @@ class Match:
                 f"{self.reference.fill.name} fill that it is matched to {budget:,}",
                 "give it an earlier split or a shorter tail, or compare at other lengths",
             )
-        low, high = least, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if cost(middle) <= budget else (low, middle - 1)
-        return low
+        return largest(least, most, lambda count: cost(count) <= budget)
 
 
 def matched(plan: FillPlan, match: Match, n: int) -> FillPlan:

@@ -17,8 +17,6 @@ from ridgefill.fill import Fill
 from ridgefill.plan import FillPlan
 
 if TYPE_CHECKING:
-    from ridgefill.eval.losses import Document
-    from ridgefill.eval.results import Run
     from ridgefill.walk import Prefix
 
 # part -> places in what an attention layer writes; an indexer's keys, the third place, stay filled
@@ -202,29 +200,6 @@ def _with_part(plan: FillPlan, part: str, layers: tuple[int, ...] | None) -> Fil
 def _scaled(plan: FillPlan, kind: type[KeyRescale] | type[ValueRescale], window: int) -> FillPlan:
     others = tuple(c for c in plan.corrections if not isinstance(c, kind))
     return replace(plan, corrections=(*others, kind(window)))
-
-
-def measure_splice(
-    model: Any,
-    tokenizer: Any,
-    arms: Sequence[Arm],
-    documents: Sequence[Document],
-    run: Run,
-    *,
-    tail: int,
-    scored: int = 512,
-    context: int = 4096,
-    tick: Callable[[], None] = lambda: None,
-) -> None:
-    """The loss of every splice on the same documents; all as in `ridgefill.eval.losses.measure_losses`.
-
-    Filled-region retrieval, the other half of Table 23, is `ridgefill.eval.retrieval.measure_retrieval`.
-    """
-    from ridgefill.eval.losses import measure_losses
-
-    measure_losses(
-        model, tokenizer, arms, documents, run, tail=tail, scored=scored, context=context, tick=tick
-    )
 
 
 def removed(lines: Iterable[Mapping[str, Any]], base: str, metric: str = "novel_nll") -> dict[str, Interval]:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ridgefill.compat import cache_kwarg, new_cache
 from ridgefill.errors import SettingError
-from ridgefill.eval.arms import BASELINE, Arm
+from ridgefill.eval.arms import EXACT, Arm
 from ridgefill.eval.haystack import SYNONYMS, Item, ruler_score
 from ridgefill.eval.retrieval import Said, answer_limit, check_items, say
-from ridgefill.fill import Exact
 from ridgefill.plan import FillPlan
 from ridgefill.rows.base import Prompt, Selector
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 TURNS = ("turn 1", "turn 2")
 _NEEDLE = re.compile(r"One of the special magic \w+ for (.+?) is: ([\w-]+)\.")
-EXACT = Arm(BASELINE, lambda n: FillPlan(Exact(), split=1))  # what a second turn runs by
 _MARK = "the-answer-so-far"  # stands for the first answer in the conversation's form
 
 

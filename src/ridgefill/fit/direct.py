@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ridgefill.fill.direct import DirectKV, normalised, refuse_other_layers
 from ridgefill.fit.capture import layer_inputs
 from ridgefill.fit.corpus import read_sources
 from ridgefill.fit.moments import Moments
+from ridgefill.fit.run import evaluating
 from ridgefill.fit.settings import Settings
 from ridgefill.fit.solve import Spectrum, ridge
 from ridgefill.fit.windows import MIN_WINDOW_ROWS, Cutter, Plan, Window, plan_windows
@@ -65,7 +65,7 @@ def fit_direct(
     plan = _windows(decoder, tokenizer, texts, settings)
     eps = float(getattr(model.config, "rms_norm_eps", None) or 1e-6)
     moments = Moments([split], decoder.n_layers, _devices(decoder, split), apart=True)
-    with _evaluating(model):
+    with evaluating(model):
         for window in plan.fit:
             _add(decoder, moments, window, leading, eps)
     provenance = {"settings": settings.to_json(), "rows": moments.rows, "sources": plan.sources}
@@ -117,14 +117,3 @@ def _solve(moments: Moments, split: int, lambda_rel: float) -> dict[int, AffineM
         weight, bias = ridge(spectrum, moments.centred(split, layer), lambda_rel)
         maps[layer] = AffineMap(weight.float().cpu(), bias.float().cpu())
     return maps
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Dropout off, and back as it was."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -105,7 +105,7 @@ def fit(
         )
     if moments_device is not None:
         moments_device = usable_device(moments_device, "--moments-device")
-    with _output(Path(out), layers) as folder, _evaluating(model), Report(progress) as report:
+    with _output(Path(out), layers) as folder, evaluating(model), Report(progress) as report:
         if settings.length < length:
             report.say(f"Windows of {settings.length} tokens, which is the model's context.")
         identity = ModelIdentity.of(model, tokenizer)
@@ -166,7 +166,7 @@ def _output(folder: Path, layers: list[int]) -> Iterator[Path]:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Dropout off, and back as it was."""
     training = model.training
     model.eval()

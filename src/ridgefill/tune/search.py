@@ -15,14 +15,13 @@ from ridgefill.bench.cost import ModelShape
 from ridgefill.bench.environment import environment
 from ridgefill.devices import wait
 from ridgefill.errors import MapsMismatchError, PromptError, SettingError, UnsupportedModelError
-from ridgefill.eval.arms import BASELINE, Arm
+from ridgefill.eval.arms import EXACT
 from ridgefill.eval.haystack import Item
 from ridgefill.eval.retrieval import answer_limit
-from ridgefill.fill import Exact
 from ridgefill.fit.corpus import Source, read_sources
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import tokenizer_sha256
-from ridgefill.plan import DEFAULT_LEADING, FillPlan, layer_of
+from ridgefill.plan import DEFAULT_LEADING, layer_of
 from ridgefill.settings_file import SETTING_FILE, SettingFile, beside
 from ridgefill.tune.candidates import Candidate, Fitting, Found, candidates_of, load
 from ridgefill.tune.folder import begin, finish
@@ -258,8 +257,7 @@ class _Search:
         if not candidates:
             raise OutOfTime("there is nothing to measure")
         fitted = self._fitted_documents([c.found for c in candidates])
-        exact = _exact_arm()
-        bench = Bench(self.model, self.tokenizer, self.limits, self.budget, self.pace, exact)
+        bench = Bench(self.model, self.tokenizer, self.limits, self.budget, self.pace, EXACT)
         if any(name in self.limits.wanted for name in LOSSES):
             bench.documents = held_documents(
                 self.tokenizer, texts.strata, n.tokens, n.documents, fitted, n.seed
@@ -362,11 +360,6 @@ class _Search:
             "seconds": round(result.seconds, 1),
             "environment": environment(self.model.device),
         }
-
-
-def _exact_arm() -> Arm:
-    plan = FillPlan(Exact(), split=1)  # no layer is filled: any split will do
-    return Arm(BASELINE, lambda n: plan, BASELINE)
 
 
 def _try(bench: Bench, candidate: Candidate, trial: Trial) -> Trial:
