@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,6 +90,17 @@ def test_needles_in_noise_and_in_prose(world, tmp_path, kind, options, per_arm):
     }
     assert call("report", tmp_path) == 0
     assert (tmp_path / "report.html").exists() and "random(0.1)" in (tmp_path / "report.md").read_text()
+
+
+def test_needles_in_the_embedded_prose_alone(world, tmp_path, monkeypatch):
+    # `prose` would fetch the speeches
+    speech = Path(world.held, "0.txt").read_text()
+    monkeypatch.setattr("ridgefill.eval.haystack.prose", lambda fitted: [speech])
+    assert evaluate(
+        "needles", world, tmp_path / "run", "--texts", "embedded", "--tokens", "1700", "--count", "1", "--kinds",
+        "single", "--arms", "identity",
+    ) == 0  # fmt: skip
+    assert {line["stratum"] for line in lines(tmp_path / "run")} == {"noise-single", "prose-single"}
 
 
 def test_ruler_and_longbench(world, tmp_path):

@@ -376,7 +376,8 @@ def haystacks(
     named = [t for t in texts or () if t != EMBEDDED]
     hays: dict[str, list[str]] = {"noise": []}
     if texts:
-        hays["prose"] = read_whole(named) + (prose(bench.fitted) if EMBEDDED in texts else [])
+        own = read_whole(named) if named else []
+        hays["prose"] = own + (prose(bench.fitted) if EMBEDDED in texts else [])
     found = []
     for hay, text in hays.items():
         for kind in kinds:
