@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-real test-slow lint types format results results-rows clean
+.PHONY: help setup demo test test-real test-slow lint types format results results-maps results-rivals results-rows clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,6 +34,14 @@ results: $(READY)  ## the project's own study anew, declared in results/study/le
 	$(BIN)/python results/run.py
 	for model in smollm2 gemma3 hybrid; do OMP_NUM_THREADS=1 $(BIN)/python results/study/study.py $$model || exit 1; done
 	$(BIN)/python results/study/study.py page
+
+results-maps: $(READY)  ## the forms of maps, declared in results/maps/ledger.jsonl, and the ideas behind them (hours)
+	OMP_NUM_THREADS=1 $(BIN)/python results/maps/ideas.py
+	for model in smollm2 gemma3 hybrid; do OMP_NUM_THREADS=1 $(BIN)/python results/maps/forms.py $$model || exit 1; done
+	$(BIN)/python results/maps/forms.py page
+
+results-rivals: $(READY)  ## token-dropping rivals at the fill's compute, on the default model (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python results/rivals/measure.py
 
 results-rows: $(READY)  ## measure the row selectors anew (hours; skips what is measured already)
 	for setting in smollm2-07 smollm2-15 gemma3-09; do \

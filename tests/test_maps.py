@@ -451,8 +451,8 @@ def test_an_edited_manifest_is_found(saved, change):
 
 
 def test_an_unknown_format_version_is_refused(saved):
-    edit(saved, format_version=2)
-    with pytest.raises(MapsFileError, match="format version is 2, and this ridgefill reads 1"):
+    edit(saved, format_version=3)
+    with pytest.raises(MapsFileError, match="format version is 3, and this ridgefill reads up to 2"):
         RidgeMaps.load(saved)
 
 

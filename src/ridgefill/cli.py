@@ -28,6 +28,7 @@ from ridgefill.console import (
     what_ran,
 )
 from ridgefill.errors import CorpusError
+from ridgefill.fit.forms import DEFAULT, FORMS
 from ridgefill.options import (
     CORRECT,
     DEVICE,
@@ -89,6 +90,14 @@ def fit(
         str | None,
         typer.Option(help=f"A deployment of the paper that the maps are for: {', '.join(fitted_presets())}."),
     ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            help="What maps read and give: "
+            + "; ".join(f"{name}, {each.about}" for name, each in FORMS.items())
+            + f". {DEFAULT} unless named; plain with a preset."
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder; one maps folder per split in it.")
     ] = Path("maps"),
@@ -136,6 +145,7 @@ def fit(
         named,
         output,
         preset=preset,
+        form=form,
         tokens=tokens,
         length=length,
         holdout=holdout,

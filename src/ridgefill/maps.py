@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from ridgefill.maps_folder import FolderContent, find_folder, read_folder, write
 from ridgefill.maps_hub import HUB_NAME, download, maps_card, ranges
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.reading import Reading
 from ridgefill.rows.token_table import TokenTable
 
 
 @dataclass(frozen=True)
 class AffineMap:
-    """h^_l = A h_S + b (paper 2.2).
+    """A z + b, of what is read of a row, z; h^_l = A h_S + b for the paper's maps (2.2).
 
     Attributes:
         weight: A, [d_out, d_in].
@@ -56,6 +58,11 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         terminal: late recurrent layer -> Delta_bar [H_v, dk, dv] fp32, the mean of its exact less its filled
             state at the end of a prefix (paper 2.3).
         preset: name or settings of the plan that the maps were made for; JSON-able.
+        reading: what the maps read and give; the paper's by default.
+        down: [r, K] reduces what is read to the r columns that the maps then take, or None.
+
+    Raises:
+        SettingError: a reading of another split, or a reduction of another width.
     """
 
     def __init__(
@@ -69,8 +76,18 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         tokens: TokenTable | None = None,
         terminal: Mapping[int, Tensor] | None = None,
         preset: Mapping[str, Any] | None = None,
+        reading: Reading | None = None,
+        down: Tensor | None = None,
     ) -> None:
         self.split = split
+        self.reading = Reading.plain(split) if reading is None else reading
+        if self.reading.split != split:
+            raise SettingError(
+                f"maps of split {split} that read layers {list(self.reading.layers)}",
+                "the last layer read is the split",
+                f"end the layers with {split}",
+            )
+        self.down = down
         self.maps = dict(maps)
         self.identity = identity
         self.provenance = dict(provenance or {})
@@ -100,6 +117,10 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         """
         if self._content_hash is None:
             digest = hashlib.sha256(f"split {self.split}".encode())
+            if not self.reading.is_plain:
+                digest.update(json.dumps(self.reading.to_json()).encode())
+            if self.down is not None:
+                digest.update(f"down {list(self.down.shape)}".encode() + _bytes(self.down.float()))
             for layer, m in sorted(self.maps.items()):
                 digest.update(f"layer {layer} {list(m.weight.shape)}".encode())
                 for tensor in (m.weight, m.bias):
@@ -111,23 +132,32 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             self._content_hash = digest.hexdigest()
         return self._content_hash
 
-    def predict(self, layer: int, h: Tensor) -> Tensor:
-        """The predicted input of ``layer`` from the split state.
+    def read(self, states: Mapping[int, Tensor]) -> Tensor:
+        """What the maps take of rows that follow one another: [..., m, d_in] (`Reading.of`).
+
+        Args:
+            states: layer -> [..., m, W] that entered it, for the layers of ``reading``.
+        """
+        return self.reading.of(states, self.down)
+
+    def predict(self, layer: int, read: Tensor) -> Tensor:
+        """The predicted input of ``layer``, or what it writes (`Reading.gives`).
 
         Args:
             layer: the split layer or a later one.
-            h: [..., d_in], the split state; it is moved to the map's device, and the result stays there.
+            read: [..., d_in] of `read`, the split state for plain maps; it is moved to the map's device, and the
+                result stays there.
 
         Returns:
-            [..., d_out] in h's dtype; h itself for the split layer without a map.
+            [..., d_out] in read's dtype; the split state itself for the split layer without a map.
 
         Raises:
             MapsMismatchError: there is no map for ``layer``.
         """
         if (m := self.maps.get(layer)) is not None:
-            return m(h.to(device=m.weight.device, dtype=m.weight.dtype)).to(h.dtype)
-        if layer == self.split:
-            return h
+            return m(read.to(device=m.weight.device, dtype=m.weight.dtype)).to(read.dtype)
+        if layer == self.split and self.reading.is_plain:
+            return read
         raise MapsMismatchError(
             f"predict the input of layer {layer}",
             f"the maps are for split {self.split} and layers {ranges(self.maps)}",
@@ -147,6 +177,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             # fp32 whatever the maps become, as recurrent states are
             {layer: state.to(device) for layer, state in self.terminal.items()},
             self.preset,
+            self.reading,
+            None if self.down is None else self.down.to(device, dtype),
         )
 
     def save(self, folder: str | Path, encoding: str | None = None) -> Path:
@@ -172,6 +204,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             tokens=self.tokens,
             terminal=self.terminal,
             preset=self.preset,
+            reading=self.reading,
+            down=self.down,
         )
         return write_folder(folder, content)
 
@@ -216,6 +250,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             found.tokens,
             found.terminal,
             found.preset,
+            found.reading,
+            found.down,
         )
 
     @classmethod
@@ -295,9 +331,15 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         if missing and not outside:
             found.append(f"the maps have none for layers {ranges(missing)}")
         for layer, m in sorted(self.maps.items()):
-            if tuple(m.weight.shape) != (d_out, d_in):
+            gives = d_out
+            if decoder is not None and self.reading.gives == "writes" and layer < own.layers:
+                gives = decoder.map_width(layer, "writes")
+            taken = self.reading.blocks * d_in if self.down is None else self.down.shape[0]
+            if tuple(m.weight.shape) != (gives, taken):
                 shape = " x ".join(map(str, m.weight.shape))
                 wide = f"{d_in} wide" if d_in == d_out else f"{d_in} wide and its layers' inputs {d_out}"
+                if not self.reading.is_plain or self.down is not None:
+                    wide += f", of which it reads {self.reading.blocks} and gives {gives}"
                 found.append(f"the map of layer {layer} is {shape}, and the model's states are {wide}")
                 break
         if self.tokens is not None and len(self.tokens.counts) != own.vocab:

@@ -4,6 +4,7 @@ One file a layer, and two more where the fit made them::
 
     proj.L<l>.safetensors   proj.<l>.weight [d_out, d_in], .bias [d_out]                   fp32 or bf16
     proj8.L<l>.safetensors  proj.<l>.codes [d_out, d_in], .scale [d_out, groups], .bias   int8: `fit.quantize`
+    down.safetensors        down.weight [r, K], or .codes and .scale                       `fit.reduce`
     tokens.safetensors      classes [V] uint8, counts [V] int64, special [V] bool         `rows.token_table`
     terminal.safetensors    terminal.<l> [H_v, dk, dv]                                    fp32: `fit.terminal`
 """
@@ -26,8 +27,8 @@ from ridgefill.rows.token_table import TokenTable
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}  # as loaded, by encoding
 LAYER_FILE = re.compile(r"proj(8?)\.L(\d+)\.safetensors")
-TOKENS_FILE, TERMINAL_FILE = "tokens.safetensors", "terminal.safetensors"
-OTHER_FILES = (TOKENS_FILE, TERMINAL_FILE)
+TOKENS_FILE, TERMINAL_FILE, DOWN_FILE = "tokens.safetensors", "terminal.safetensors", "down.safetensors"
+OTHER_FILES = (TOKENS_FILE, TERMINAL_FILE, DOWN_FILE)
 
 _TERMINAL = re.compile(r"terminal\.(\d+)")
 
@@ -43,19 +44,35 @@ def encode_layer(layer: int, weight: Tensor, bias: Tensor, encoding: str) -> tup
     Raises:
         SettingError: weights that int8 cannot hold.
     """
-    dtype = DTYPES[encoding]
-    tensors = {f"proj.{layer}.bias": bias.to(dtype).contiguous()}
+    tensors = {f"proj.{layer}.bias": bias.to(DTYPES[encoding]).contiguous()}
+    tensors |= _encode(f"proj.{layer}", weight, encoding)
+    return f"proj{'8' * (encoding == 'int8')}.L{layer}.safetensors", tensors
+
+
+def _encode(name: str, weight: Tensor, encoding: str) -> dict[str, Tensor]:
     if encoding != "int8":
-        tensors[f"proj.{layer}.weight"] = weight.to(dtype).contiguous()
-        return f"proj.L{layer}.safetensors", tensors
+        return {f"{name}.weight": weight.to(DTYPES[encoding]).contiguous()}
     codes, scale = quantize_int8(weight)
-    tensors |= {f"proj.{layer}.codes": codes, f"proj.{layer}.scale": scale}
-    return f"proj8.L{layer}.safetensors", tensors
+    return {f"{name}.codes": codes, f"{name}.scale": scale}
 
 
-def encode_others(tokens: TokenTable | None, terminal: Mapping[int, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _decode(name: str, tensors: Mapping[str, Tensor], group: int) -> Tensor:
+    """Raises KeyError or SettingError for something else than `_encode` gives."""
+    if (codes := tensors.get(f"{name}.codes")) is None:
+        return tensors[f"{name}.weight"]
+    return dequantize_int8(codes, tensors[f"{name}.scale"], group)
+
+
+def encode_others(
+    tokens: TokenTable | None,
+    terminal: Mapping[int, Tensor],
+    down: Tensor | None = None,
+    encoding: str = "fp32",
+) -> dict[str, dict[str, Tensor]]:
     """File name -> tensors, of what the maps carry beside their layers."""
     files = {}
+    if down is not None:
+        files[DOWN_FILE] = _encode("down", down.detach().cpu(), encoding)
     if tokens is not None:
         files[TOKENS_FILE] = {name: t.contiguous() for name, t in tokens.tensors().items()}
     if terminal:
@@ -73,10 +90,7 @@ def load_layer(folder: Path, name: str, layer: int, group: int) -> tuple[Tensor,
     try:
         tensors = load_file(folder / name)
         bias = tensors[f"proj.{layer}.bias"]
-        if (codes := tensors.get(f"proj.{layer}.codes")) is None:
-            weight = tensors[f"proj.{layer}.weight"]
-        else:
-            weight = dequantize_int8(codes, tensors[f"proj.{layer}.scale"], group)
+        weight = _decode(f"proj.{layer}", tensors, group)
     except KeyError as error:
         raise damaged(folder, name, f"holds no tensor {error}") from error
     except (OSError, SafetensorError, SettingError) as error:
@@ -85,6 +99,21 @@ def load_layer(folder: Path, name: str, layer: int, group: int) -> tuple[Tensor,
         shapes = f"{list(weight.shape)} and bias {list(bias.shape)}"
         raise damaged(folder, name, f"holds a weight of shape {shapes}, which is no affine map")
     return weight, bias.to(weight.dtype)
+
+
+def load_down(folder: Path, group: int) -> Tensor:
+    """The reduction [r, K]; int8 becomes fp32.
+
+    Raises:
+        MapsFileError: the file cannot be read or holds none.
+    """
+    try:
+        weight = _decode("down", load_file(folder / DOWN_FILE), group)
+        if weight.ndim != 2:
+            raise ValueError(f"a tensor of shape {list(weight.shape)}")
+    except (OSError, SafetensorError, KeyError, ValueError, SettingError) as error:
+        raise damaged(folder, DOWN_FILE, f"holds no reduction ({error})") from error
+    return weight
 
 
 def load_tokens(folder: Path) -> TokenTable:

@@ -29,6 +29,7 @@ from ridgefill.errors import MapsFileError, OutputError, RidgeFillError, RidgeFi
 from ridgefill.files import sha256_file
 from ridgefill.fit.quantize import GROUP
 from ridgefill.maps_files import (
+    DOWN_FILE,
     DTYPES,
     LAYER_FILE,
     OTHER_FILES,
@@ -39,16 +40,21 @@ from ridgefill.maps_files import (
     encode_others,
     file_sha256,
     is_maps_file,
+    load_down,
     load_layer,
     load_terminal,
     load_tokens,
 )
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.reading import Reading
 from ridgefill.rows.token_table import TokenTable
 
 MANIFEST = "ridgefill.json"
 FORMAT = "ridgefill-maps"
 FORMAT_VERSION = 1
+READING_VERSION = (
+    2  # of maps that read or give something else than the paper's: who reads 1 only must refuse them
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class FolderContent:
         tokens: classes and frequencies of the vocabulary's tokens, or None.
         terminal: late recurrent layer -> offset of its state, [H_v, dk, dv] fp32.
         preset: the plan that the maps were made for; JSON-able, or None.
+        reading: what the maps read and give, or None for the paper's.
+        down: [r, K] the reduction that they share, or None.
     """
 
     split: int
@@ -76,6 +84,8 @@ class FolderContent:
     tokens: TokenTable | None = None
     terminal: Mapping[int, Tensor] = field(default_factory=dict)
     preset: Mapping[str, Any] | None = None
+    reading: Reading | None = None
+    down: Tensor | None = None
 
 
 def write_folder(folder: str | os.PathLike[str], content: FolderContent) -> Path:
@@ -167,9 +177,10 @@ def read_folder(folder: Path) -> FolderContent:
         raise damaged(folder, MANIFEST, f"lacks something or names it wrongly ({error!r})") from error
 
 
-def content_sha256(split: int, files: Mapping[str, str]) -> str:
-    """sha256 over the split and every file's sha256: equal maps on disk, equal hash."""
-    return _json_sha256({"split": split, "files": dict(files)})
+def content_sha256(split: int, files: Mapping[str, str], reading: Mapping[str, Any] | None = None) -> str:
+    """sha256 over the split, every file's sha256 and what is read: equal maps on disk, equal hash."""
+    about = {} if reading is None else {"reading": dict(reading)}
+    return _json_sha256({"split": split, "files": dict(files)} | about)
 
 
 def _write_files(folder: Path, content: FolderContent) -> None:
@@ -181,11 +192,14 @@ def _write_files(folder: Path, content: FolderContent) -> None:
         layers.append({**entry, "sha256": _write_tensors(folder / name, tensors)})
     others = [
         {"file": name, "sha256": _write_tensors(folder / name, tensors)}
-        for name, tensors in encode_others(content.tokens, content.terminal).items()
+        for name, tensors in encode_others(
+            content.tokens, content.terminal, content.down, content.encoding
+        ).items()
     ]
+    reading = None if content.reading is None or content.reading.is_plain else content.reading.to_json()
     manifest = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if reading is None else READING_VERSION,
         "split": content.split,
         "encoding": content.encoding,
         "dtype": str(DTYPES[content.encoding]).removeprefix("torch."),
@@ -197,6 +211,7 @@ def _write_files(folder: Path, content: FolderContent) -> None:
         "model": None if content.identity is None else content.identity.to_json(),
         "provenance": content.provenance,
     }
+    manifest |= {} if reading is None else {"reading": reading}
     manifest = _jsonable(manifest)
     manifest["manifest_sha256"] = _json_sha256(manifest)
     text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
@@ -226,17 +241,19 @@ def _read_own(folder: Path, manifest: dict[str, Any]) -> FolderContent:
         if (name := entry["file"]) not in OTHER_FILES:
             raise ValueError(name)
         hashes[name] = _checked_sha256(folder, name, entry)
-    model, preset = manifest["model"], manifest.get("preset")
+    model, preset, reading = manifest["model"], manifest.get("preset"), manifest.get("reading")
     return FolderContent(
         split=int(manifest["split"]),
         tensors=tensors,
         encoding=str(manifest["encoding"]),
         identity=None if model is None else ModelIdentity.from_json(model),
         provenance=dict(manifest["provenance"]),
-        content_hash=content_sha256(int(manifest["split"]), hashes),
+        content_hash=content_sha256(int(manifest["split"]), hashes, reading),
         tokens=load_tokens(folder) if TOKENS_FILE in hashes else None,
         terminal=load_terminal(folder) if TERMINAL_FILE in hashes else {},
         preset=None if preset is None else dict(preset),
+        reading=None if reading is None else Reading.from_json(reading),
+        down=load_down(folder, manifest["group"] or GROUP) if DOWN_FILE in hashes else None,
     )
 
 
@@ -278,10 +295,10 @@ def _read_published(folder: Path, manifest: dict[str, Any]) -> FolderContent:
 
 def _check_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     version = manifest.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, READING_VERSION):
         raise MapsFileError(
             f"load maps from {folder}",
-            f"their format version is {version!r}, and this ridgefill reads {FORMAT_VERSION}",
+            f"their format version is {version!r}, and this ridgefill reads up to {READING_VERSION}",
             "install the ridgefill version that wrote them, or fit the maps again",
         )
     rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}

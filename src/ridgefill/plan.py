@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ridgefill.maps import RidgeMaps
     from ridgefill.rows.token_table import TokenTable
 
-DEFAULT_TAIL = 2048  # paper section 9: "an exact tail of 2,048 to 4,096 tokens"
+DEFAULT_TAIL = presets.DEFAULT_TAIL
 DEFAULT_LEADING = 16
 FILLS = ("ridge", "identity", "none", "exact", "true", "pop")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ridgefill.errors import SettingError
 
+DEFAULT_TAIL = 2048  # paper section 9: "an exact tail of 2,048 to 4,096 tokens"
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -30,6 +32,7 @@ class Preset:
 
 
 PRESETS = {
+    "paper": Preset("the paper's plain maps at half the depth, and nothing else", 0.5, DEFAULT_TAIL),
     "reference": Preset("the reference study: split at 3/8 of the depth, tail 4,096", 0.375, 4096),
     "reference+rows": Preset(
         "the same, with the 10 % of prefix rows that the question attends to",

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ridgefill.compat import new_cache
+from ridgefill.fill.base import SplitRows, predicting
 from ridgefill.models import attention, recurrent
 from ridgefill.models.decoder import Decoder, Rows
 from ridgefill.models.gathered import (
@@ -24,6 +25,7 @@ from ridgefill.models.gathered import (
     run_gathered,
 )
 from ridgefill.models.tail_attention import tail_attention
+from ridgefill.reading import Follower
 from ridgefill.rows.base import Prompt
 from ridgefill.rows.reader import Capture, ModelReader
 from ridgefill.stats import PrefillStats
@@ -58,8 +60,8 @@ class Prefix:
         h_split: h_S of the m prefix rows, [B, m, d].
         rows: positions, masks and rotary embeddings of the prefix rows.
         cache: the cache to write; the layers below the split are written already.
-        tail_split: h_S of the tail's rows if the tail runs in the walk, [B, t, d].
-        tail_rows: as ``rows``, of the tail.
+        read: [B, m, K] what the arm's maps read of the prefix rows; h_split itself where they read no more.
+        after: the t tail rows at the split, if the tail runs in the walk.
         exact: the rows that run every layer, or None.
         padding: [B] rows of padding before each sequence, among the walk's rows.
         hidden: [B] the same among all rows, those of earlier turns in the cache counted.
@@ -74,8 +76,8 @@ class Prefix:
     cache: Any
     padding: Tensor
     hidden: Tensor
-    tail_split: Tensor | None = None
-    tail_rows: Rows | None = None
+    read: Tensor
+    after: SplitRows | None = None
     exact: ExactRows | None = None
     written: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     sweep: int = 2
@@ -88,7 +90,7 @@ class Prefix:
     @property
     def tail(self) -> int:
         """t, the number of tail rows that run in the walk."""
-        return 0 if self.tail_split is None else self.tail_split.shape[1]
+        return 0 if self.after is None else self.after.h.shape[1]
 
     def first_read(self, i: int) -> int:
         """The first prefix row that a later token reads in layer i; rows before it need not be written."""
@@ -100,6 +102,11 @@ class Prefix:
     def split_state(self, i: int) -> Tensor:
         """h_S of the rows that layer i must write, [B, m - first_read(i), d]."""
         return self.h_split[:, self.first_read(i) :]
+
+    def at_split(self, i: int) -> SplitRows:
+        """The rows that layer i must write, as the split knows them."""
+        first = self.first_read(i)
+        return SplitRows(self.h_split[:, first:], self.read[:, first:], self.rows, self.cache)
 
     def exact_mask(self) -> Tensor:
         """[B, m] True on the prefix rows that run every layer."""
@@ -162,8 +169,8 @@ class Prefix:
                 )
                 own = (new.cumsum(1) - 1)[..., None].expand_as(out)  # a repeated row is its first again
                 parts.append(out.gather(1, own))
-            if self.tail and self.tail_rows is not None:
-                parts.append(self.decoder.run_layer(i, e.h[:, r:], self.tail_rows, self.cache))
+            if self.after is not None:
+                parts.append(self.decoder.run_layer(i, e.h[:, r:], self.after.rows, self.cache))
             e.h = torch.cat(parts, 1)
 
     def tail_writes(self, i: int, window: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
@@ -172,10 +179,9 @@ class Prefix:
         Returns:
             (true, predicted), keys and values first; None where the two inputs are the same.
         """
-        predict = getattr(self.plan.fill, "predict", None)
-        if i == self.plan.split or predict is None or self.exact is None or self.tail_split is None:
+        fill, e, after = predicting(self.plan.fill), self.exact, self.after
+        if i == self.plan.split or fill is None or e is None or after is None:
             return None
-        e = self.exact
         t = min(window, self.tail)
         rows = gather_rows(
             e.rows, torch.arange(e.chosen, e.chosen + t, device=e.h.device).expand(len(e.h), -1)
@@ -183,7 +189,7 @@ class Prefix:
         true = self.decoder.writes(
             i, self.decoder.layer_input(i, e.h[:, e.chosen : e.chosen + t], rows), rows
         )
-        return true, self.decoder.writes(i, predict(i, self.tail_split[:, :t], self.decoder), rows)
+        return true, fill.writes(i, SplitRows(after.h[:, :t], after.read[:, :t], rows), self.decoder)
 
     # --- one layer --------------------------------------------------------------------------------------
 
@@ -241,8 +247,8 @@ class Prefix:
         for correction in self.plan.corrections:
             correction.state(self, i, x)
         if e is not None and chosen is not None:
-            if self.tail and self.tail_rows is not None:
-                tail = d.run_layer(i, e.h[:, e.chosen :], self.tail_rows, self.cache)
+            if self.after is not None:
+                tail = d.run_layer(i, e.h[:, e.chosen :], self.after.rows, self.cache)
                 chosen = torch.cat([chosen, tail], 1)
             e.h = chosen
 
@@ -280,7 +286,8 @@ def walk(
     capture = Capture.of(decoder, plan, ids.shape[1], padding, request) if attends else None
     with stats.stage("lower", ids.device):
         parts = _lower(decoder, plan, ids, positions, mask, cache, tail, capture)
-    prefix = Prefix(decoder, plan, *parts[0], cache, padding, hidden, *(parts[1] if tail else (None, None)))
+    first, after = parts[0], parts[1] if tail else None
+    prefix = Prefix(decoder, plan, first.h, first.rows, cache, padding, hidden, first.read, after)
     if not plan.fill_is_exact:
         if plan.rows is not None and plan.rows.probes:
             with stats.stage("fill", ids.device):
@@ -314,10 +321,11 @@ def _lower(
     cache: Any,
     tail: int,
     capture: Capture | None,
-) -> list[tuple[Tensor, Rows]]:
-    """Layers 0 .. S-1 for the prefix, then for the tail, as the stock model would: h_S and the rows of each."""
+) -> list[SplitRows]:
+    """Layers 0 .. S-1 for the prefix, then for the tail, as the stock model would: what the split knows of each."""
     past, m = cache.get_seq_length(), ids.shape[1] - tail
-    parts = []
+    fill, parts = predicting(plan.fill), []
+    follower = Follower(getattr(fill, "maps", None))
     for start, stop in ((0, m), (m, m + tail)):
         if start == stop:
             continue
@@ -325,11 +333,14 @@ def _lower(
             h = decoder.embed(ids[:, start:stop])
             seen = None if mask is None else mask[:, : past + stop]
             rows = decoder.rows(h, positions[:, start:stop], seen, cache, ids[:, start:stop])
+            states = {}
             for i in range(plan.split):
                 if capture is not None:
                     capture.see(i, h, start)
+                if i in follower.layers:
+                    states[i] = h
                 h = decoder.run_layer(i, h, rows, cache)
-        parts.append((h, rows))
+        parts.append(SplitRows(h, follower.of(states | {plan.split: h}), rows, cache))
     return parts
 
 
@@ -376,9 +387,9 @@ def _exact(prefix: Prefix, chosen: list[Tensor]) -> ExactRows | None:
     at = torch.stack([torch.cat([c, e.expand(r - len(c))]) for c, e in zip(chosen, last, strict=True)])
     h = prefix.h_split.gather(1, row_index(at, prefix.h_split))
     rows = gather_rows(prefix.rows, at)
-    if prefix.tail_split is not None and prefix.tail_rows is not None:
+    if prefix.after is not None:
         behind = torch.arange(m, m + prefix.tail, device=at.device).expand(len(at), -1)
         at = torch.cat([at, behind], 1)
-        h = torch.cat([h, prefix.tail_split], 1)
-        rows = join_rows(rows, prefix.tail_rows)
+        h = torch.cat([h, prefix.after.h], 1)
+        rows = join_rows(rows, prefix.after.rows)
     return ExactRows(at, r, h, rows)

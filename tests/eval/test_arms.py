@@ -9,8 +9,6 @@ from ridgefill.bench.cost import ModelShape, Setting, macs
 from ridgefill.bench.ttft import setting_of
 from ridgefill.errors import PromptError, RidgeFillError, SettingError
 from ridgefill.eval.arms import Arm, expected_rows, parse_arms
-from ridgefill.fill.direct import DirectKV
-from ridgefill.fit.direct import fit_direct
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
 from tests.reference import generate, model_of, prompt, random_maps
@@ -69,7 +67,6 @@ def test_pop_and_presets_keep_their_own_settings(model):
         ("fancy", "fancy"),
         ("identity split=x", "split=x"),
         ("swiftkv", "CHECKPOINT_FOLDER"),
-        ("direct maps=nowhere.safetensors", "nowhere"),
         ("gemfilter rows=special", "rows="),
     ],
 )
@@ -136,21 +133,6 @@ def test_a_compact_arm_answers_from_what_remains_and_gives_back_the_whole(model)
     assert torch.equal(found[:, :90], ids)
     assert torch.equal(found[:, 90:], generate(model, short, 5)[0][:, -5:])
     assert not arm.is_exact
-
-
-def test_direct_maps_come_from_their_file(tmp_path):
-    model, tokenizer = tiny_model(seed=1), tiny_tokenizer()
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for i in range(6):
-        (texts / f"{i}.txt").write_text(" ".join(f"word{(i * 7 + j) % 50}" for j in range(300)))
-    direct = fit_direct(model, tokenizer, [texts], SPLIT, tokens=2000, length=256)
-    direct.save(tmp_path / "direct.safetensors")
-    arm = parse(model, f"direct maps={tmp_path / 'direct.safetensors'}", maps=False, split=0.5)[1]
-    assert isinstance(arm.plan(99).fill, DirectKV)
-    assert (arm.plan(99).split, arm.plan(99).tail) == (SPLIT, TAIL)
-    with pytest.raises(SettingError, match="own"):
-        parse(model, f"direct split=2 maps={tmp_path / 'direct.safetensors'}", maps=False, split=0.5)
 
 
 def test_a_prompt_longer_than_the_context_is_refused(model):

@@ -21,7 +21,7 @@ from ridgefill.fit.windows import Window
 from ridgefill.maps import RidgeMaps
 from tests.tiny import tiny_model, tiny_tokenizer
 
-SMALL = {"tokens": 6000, "length": 256, "progress": False}
+SMALL = {"tokens": 6000, "length": 256, "progress": False, "form": "plain"}  # the paper's; others: test_forms
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ import sys
 from ridgefill.fit import fit
 from tests.tiny import tiny_model, tiny_tokenizer
 fit(tiny_model(), tiny_tokenizer(), [sys.argv[1]], [2, 3, 5], sys.argv[2],
-    tokens=6000, length=256, progress=False, checkpoint_seconds=0)
+    tokens=6000, length=256, progress=False, form="plain", checkpoint_seconds=0)
 """
 
 
@@ -263,7 +263,7 @@ def test_grid_end_is_warned_of(texts, tmp_path, caplog):
 
 
 def test_few_rows_are_warned_of(texts, tmp_path, caplog):
-    fit(tiny_model(), tiny_tokenizer(), [texts], [4], tmp_path, tokens=700, length=256, progress=False)
+    fit(tiny_model(), tiny_tokenizer(), [texts], [4], tmp_path, **{**SMALL, "tokens": 700})
     assert "make better maps" in caplog.text
 
 

@@ -73,25 +73,47 @@ def expected_macs(shape: ModelShape, n: int, setting: Setting) -> Fraction:
     blocks = _blocks(n, setting)
     for late, times in _late(shape, setting).items():
         total += times * _late_layer(late, n, blocks, setting)
+    total += _reduction(shape, n, blocks, setting)
     return total + _scores(shape.costs[:split], n, setting)
 
 
 @dataclass(frozen=True)
 class _Late:
-    """A late layer, the cost of its map, and whether its input is predicted; layer S's may be known."""
+    """A late layer, what its map costs a row, what a filled row projects, and whether its input is predicted.
+
+    Layer S's input may be known.
+    """
 
     layer: LayerCost
     map: int
     predicted: bool
+    projected: int
 
 
 def _late(shape: ModelShape, setting: Setting) -> Counter[_Late]:
-    mapped = setting.fill == "ridge" and setting.map == "full"
     split, found = int(setting.split), Counter[_Late]()
     for i in range(split, shape.layers):
-        predicted = setting.map_at_split or i != split
-        found[_Late(shape.costs[i], shape.map if mapped and predicted else 0, predicted)] += 1
+        layer, predicted = shape.costs[i], setting.map_at_split or i != split
+        ready = predicted and setting.fill == "ridge" and setting.gives == "writes" and layer.value > 0
+        mapped = predicted and setting.fill == "ridge" and setting.map == "full"
+        cost = _map(shape, layer, setting) if mapped else 0
+        found[_Late(layer, cost, predicted, layer.filled - 2 * layer.value * ready)] += 1
     return found
+
+
+def _map(shape: ModelShape, layer: LayerCost, setting: Setting) -> int:
+    """One layer's map of one row."""
+    width = shape.map // shape.hidden  # of a state
+    given = 2 * layer.value // shape.hidden if setting.gives == "writes" and layer.value else shape.hidden
+    return (setting.rank or setting.blocks * width) * given
+
+
+def _reduction(shape: ModelShape, n: int, blocks: Blocks, setting: Setting) -> Fraction:
+    """What all maps share: the filled rows' states reduced once."""
+    if setting.fill != "ridge" or setting.map != "full":
+        return Fraction(0)
+    kept = sum(((stop - start) * share for start, stop, share in blocks), Fraction(0))
+    return (n - kept) * setting.rank * setting.blocks * (shape.map // shape.hidden)
 
 
 def _late_layer(late: _Late, n: int, blocks: Blocks, setting: Setting) -> Fraction:
@@ -103,13 +125,14 @@ def _late_layer(late: _Late, n: int, blocks: Blocks, setting: Setting) -> Fracti
     total += _probe(layer, n, n - setting.tail if writes else blocks[0][1], setting.probe)
     if not writes:
         return total
-    total += (n - kept) * (layer.filled + late.map)
+    total += (n - kept) * (late.projected + late.map)
     if layer.value and setting.probe:  # the first sweep fills the rows that the second runs
         start, stop, share = blocks[1]
-        total += (stop - start) * share * (layer.filled + late.map)
+        total += (stop - start) * share * (late.projected + late.map)
     if layer.value and late.predicted:
         values, keys = (min(w, setting.tail) for w in (setting.value_rescale, setting.key_rescale))
-        total += max(values, keys) * late.map + (values + keys) * layer.value
+        total += max(values, keys) * late.map
+        total += (values + keys) * layer.value * (late.projected > 0)
     return total
 
 

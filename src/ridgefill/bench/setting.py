@@ -10,6 +10,7 @@ from typing import Any
 from ridgefill.bench.shape import ModelShape
 from ridgefill.errors import SettingError
 from ridgefill.plan import layer_of
+from ridgefill.reading import GIVES
 
 FILLS = ("ridge", "identity", "none", "exact")
 MAPS = ("full", "none")
@@ -33,6 +34,9 @@ class Setting:
             map), "none" (filled rows write nothing in late layers, and nobody attends to them there), or
             "exact" (every row runs every layer).
         map: "full" counts the ridge fill's maps, "none" leaves them out.
+        blocks, rank, gives: what the maps are (`ridgefill.reading.Reading`): how many states of a row they read; to
+            how many columns these are reduced once for all layers, 0 for no reduction; and whether they give
+            "inputs" of layers, whose keys and values are still to be projected, or what attention layers write.
         map_at_split: count a map in layer S itself too. The published figures do; an engine need not apply
             one there, since layer S's true input is known.
         probe: the number of last rows that run the late layers once over the filled prefix, to rank its rows
@@ -55,6 +59,9 @@ class Setting:
     fill: str = "ridge"
     map: str = "full"
     map_at_split: bool = True
+    blocks: int = 1
+    rank: int = 0
+    gives: str = "inputs"
     probe: int = 0
     score_rows: int = 0
     score_layers: int = 0
@@ -64,6 +71,8 @@ class Setting:
     def __post_init__(self) -> None:
         _choice("fill", self.fill, FILLS)
         _choice("map", self.map, MAPS)
+        _choice("gives", self.gives, GIVES)
+        check_count("blocks", self.blocks, 1)
         if isinstance(self.split, float) and not 0 < self.split < 1:
             raise SettingError(
                 f"split {self.split}", "a depth lies between 0 and 1", "give a depth such as 0.5, or a layer"
@@ -71,7 +80,7 @@ class Setting:
         if not isinstance(self.split, float):
             check_count("split", self.split, 1)
         check_count("tail", self.tail, 1)
-        for name in ("leading", *_SELECTING):
+        for name in ("leading", "rank", *_SELECTING):
             check_count(name, getattr(self, name), 0)
         if not isinstance(self.rows, float):
             check_count("rows", self.rows, 0)
@@ -121,7 +130,8 @@ class Setting:
             return "exact"
         flag = {True: "yes", False: "no"}
         fields = asdict(self) | {"map_at_split": flag[self.map_at_split]}
-        return ",".join(f"{key}={value}" for key, value in fields.items() if value or key not in _SELECTING)
+        plain = {"blocks": 1, "rank": 0, "gives": "inputs"} | dict.fromkeys(_SELECTING, 0)
+        return ",".join(f"{key}={value}" for key, value in fields.items() if value != plain.get(key))
 
 
 _SELECTING = ("probe", "score_rows", "score_layers", "value_rescale", "key_rescale")
@@ -179,6 +189,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "fill": str,
     "map": {"yes": "full", "no": "none", "full": "full", "none": "none"}.__getitem__,
     "map_at_split": {"yes": True, "no": False}.__getitem__,
+    "blocks": int,
+    "rank": int,
+    "gives": str,
     **dict.fromkeys(_SELECTING, int),
 }
 
@@ -197,6 +210,10 @@ def describe(shape: ModelShape, setting: Setting) -> str:
     parts += [f"{scored} lower layers scored from {setting.score_rows:,} rows"] * bool(setting.score_rows)
     parts += [f"values rescaled over {setting.value_rescale:,} rows"] * bool(setting.value_rescale)
     parts += [f"keys rescaled over {setting.key_rescale:,} rows"] * bool(setting.key_rescale)
+    if setting.fill == "ridge" and setting.map == "full" and (setting.blocks, setting.gives) != (1, "inputs"):
+        reduced = f" reduced to {setting.rank:,} columns" if setting.rank else ""
+        what = "keys and values" if setting.gives == "writes" else "inputs"
+        parts.append(f"maps give {what} from {setting.blocks} states{reduced}")
     parts += ["maps not counted"] * (setting.fill == "ridge" and setting.map == "none")
     return ", ".join(parts)
 

@@ -177,6 +177,7 @@ def setting_of(plan: FillPlan, shape: ModelShape, selected: int = 0) -> Setting:
         plan.leading,
         fill="exact" if plan.fill.name == "true" else plan.fill.name,
         map_at_split=False,
+        **_form(plan),
         probe=sum(getattr(part, "queries", 0) for part in parts if part.probes),
         score_rows=sum(
             getattr(part, "window", 0) * (1 + getattr(part, "baseline", False)) for part in scores
@@ -185,6 +186,15 @@ def setting_of(plan: FillPlan, shape: ModelShape, selected: int = 0) -> Setting:
         value_rescale=_window(plan, ValueRescale),
         key_rescale=_window(plan, KeyRescale),
     )
+
+
+def _form(plan: FillPlan) -> dict[str, Any]:
+    """What the maps are, of a plan that has some."""
+    maps = getattr(plan.fill, "maps", None)
+    if maps is None:
+        return {}
+    reduced = 0 if maps.down is None else maps.down.shape[0]
+    return {"blocks": maps.reading.blocks, "rank": reduced, "gives": maps.reading.gives}
 
 
 def _parts(selector: Any) -> Iterator[Any]:

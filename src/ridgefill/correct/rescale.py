@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ridgefill.correct.base import Correction
 from ridgefill.errors import SettingError
+from ridgefill.fill.base import predicting
 
 if TYPE_CHECKING:
     from ridgefill.plan import FillPlan
@@ -39,7 +40,7 @@ class _Rescale(Correction):
 
     def check(self, plan: FillPlan) -> None:
         """Raises SettingError where the arm predicts nothing that could be rescaled."""
-        if not hasattr(plan.fill, "predict"):
+        if predicting(plan.fill) is None:
             raise SettingError(
                 f"a {self.name} of the {plan.fill.name!r} arm",
                 "it has no filled rows to rescale",

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 BASELINE = "exact"
 MATCHED = "matched"  # tail=matched: as long as the compute of the ridge fill pays for
 KEYS = ("rows", "correct", "tail", "leading", "split", "maps", "preset")
-LOADED = {
-    "swiftkv": "CHECKPOINT_FOLDER",
-    "direct": "FILE",
-}  # arms with maps of their own form: what maps= names
+SWIFTKV = "swiftkv"
 _FIELD = re.compile(rf"(?:^|\s)({'|'.join(KEYS)})=")
 
 
@@ -172,7 +169,7 @@ def parse_arms(
     An arm is a fill (ridge, identity, none, pop, exact) or a rival (snapkv, fastkv, gemfilter), with fields
     ``rows= correct= tail= leading= split= preset= maps=`` behind it and, if wanted, ``label:`` before it. ``none
     tail=matched`` is the paper's "no fill + longer tail": its tail costs as much as the ridge fill would. ``swiftkv
-    maps=FOLDER`` takes a SwiftKV checkpoint's projections, ``direct maps=FILE`` maps of `ridgefill.fit.direct`.
+    maps=FOLDER`` takes a SwiftKV checkpoint's projections.
 
     Args:
         split, tail, leading: for arms that do not name their own.
@@ -216,8 +213,8 @@ class _Base:
 
     def plan(self, kind: str, fields: dict[str, str]) -> FillPlan:
         """The plan of a fill with its fields."""
-        if kind in LOADED:
-            return self._loaded(kind, fields)
+        if kind == SWIFTKV:
+            return self._swiftkv(fields)
         maps = self._maps(fields)
         preset = fields.get("preset")
         pop = kind == "pop"
@@ -245,22 +242,17 @@ class _Base:
         make = partial(_longer, plan, self.reference(), ModelShape.from_config(self.decoder.config))
         return Arm(name, make, words, notes="its tail costs as much as the ridge fill")
 
-    def _loaded(self, kind: str, fields: dict[str, str]) -> FillPlan:
-        """A fill whose maps are of another form than the ridge's, at their own split."""
+    def _swiftkv(self, fields: dict[str, str]) -> FillPlan:
+        """The fill by a checkpoint's projections, at their own split."""
+        from ridgefill.fill.swiftkv import SwiftKV
+
         if "maps" not in fields or "split" in fields:
             raise SettingError(
-                f"the arm {kind}",
+                f"the arm {SWIFTKV}",
                 "its split is its maps' own" if "maps" in fields else "it needs its maps",
-                f"write it as '{kind} maps={LOADED[kind]}'",
+                f"write it as '{SWIFTKV} maps=CHECKPOINT_FOLDER'",
             )
-        if kind == "swiftkv":
-            from ridgefill.fill.swiftkv import SwiftKV
-
-            found: Any = SwiftKV.load(fields["maps"], self.decoder)
-        else:
-            from ridgefill.fill.direct import DirectKV
-
-            found = DirectKV.load(fields["maps"], self.decoder.model)
+        found: Any = SwiftKV.load(fields["maps"], self.decoder)
         return make_plan(
             self.decoder.n_layers,
             fill=found,

@@ -14,6 +14,7 @@ from ridgefill.errors import PromptError, SettingError
 from ridgefill.eval.arms import BASELINE, Arm
 from ridgefill.eval.intervals import Interval, share_closed
 from ridgefill.fill import Fill
+from ridgefill.fill.base import predicting
 from ridgefill.plan import FillPlan
 
 if TYPE_CHECKING:
@@ -70,11 +71,6 @@ class Spliced:
         """Such as "ridge+exact keys"."""
         where = "" if self.layers is None else f" in {','.join(map(str, self.layers))}"
         return f"{self.fill.name}+{_WORDS[self.part]}{where}"
-
-    @property
-    def predict(self) -> Callable[..., Tensor]:
-        """The fill's, for corrections; absent where the fill has none."""
-        return self.fill.predict  # type: ignore[attr-defined]
 
     @property
     def maps(self) -> Any:
@@ -181,7 +177,7 @@ def splice_arms(base: Arm, *, window: int = WINDOW, layers: Sequence[int] | None
     for part, words in _WORDS.items():
         words += "" if where is None else f" in {','.join(map(str, where))}"
         arms.append(_beside(base, words, partial(_with_part, part=part, layers=where)))
-    predicts = hasattr(base.plan(1 << 20).fill, "predict")
+    predicts = predicting(base.plan(1 << 20).fill) is not None
     if layers is None and predicts:
         arms += [_beside(base, words, partial(_scaled, kind=k, window=window)) for words, k in SCALES.items()]
     for arm in arms:

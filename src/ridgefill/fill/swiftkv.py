@@ -27,8 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ridgefill.errors import MapsMismatchError, ModelFileError
-from ridgefill.fill.direct import at_positions, check_ready, normalised, refuse_other_layers
+from ridgefill.errors import MapsMismatchError, ModelFileError, SettingError, UnsupportedModelError
 from ridgefill.maps import AffineMap
 from ridgefill.plan import layer_of
 
@@ -72,15 +71,22 @@ class SwiftKV:
         Raises:
             SettingError: a plan of another split.
         """
-        check_ready(prefix, "SwiftKV's projections", self.split)
-        x = normalised(prefix.h_split, self.eps).to(prefix.h_split.dtype)
+        if prefix.plan.split != self.split:
+            raise SettingError(
+                f"SwiftKV's projections at split {prefix.plan.split}",
+                f"they are for split {self.split}",
+                f"use split={self.split}",
+            )
+        h = prefix.h_split.float()
+        x = (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)).to(prefix.h_split.dtype)
         x = self.norm.to(x.device) * x
         for i in prefix.late_layers:
             prefix.write_ready(i, partial(self._writes, i, x, prefix))
 
     def _writes(self, i: int, x: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
         rows = x[:, prefix.first_read(i) :].to(self.keys[i].weight.device)
-        return at_positions(prefix, i, self.keys[i](rows), self.values[i](rows))
+        both = torch.cat([self.keys[i](rows), self.values[i](rows)], -1)
+        return prefix.decoder.finish(i, both, prefix.rows)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], decoder: Decoder) -> SwiftKV:
@@ -99,7 +105,7 @@ class SwiftKV:
         config = _config(folder)
         split = _split(folder, config)
         _check_sizes(folder, config, decoder)
-        refuse_other_layers(decoder, "SwiftKV's projections", split)
+        _refuse_other_layers(decoder, split)
         found = _tensors(folder)
         _check_same_model(folder, found, decoder)
         group, last = int(config.get("key_value_group_size") or 1), decoder.n_layers
@@ -111,6 +117,17 @@ class SwiftKV:
         norm = _need(folder, found, "norm_swiftkv.weight", (decoder.width_out,))
         eps: Any = config.get("rms_norm_eps") or getattr(decoder.config, "rms_norm_eps", None) or 1e-6
         return cls(split, norm.to(decoder.device(split), decoder.model.dtype), float(eps), keys, values)
+
+
+def _refuse_other_layers(decoder: Decoder, split: int) -> None:
+    why = None
+    if decoder.wide:
+        why = "it has several residual streams, and layers that keep more than keys and values"
+    elif found := [i for i in range(split, decoder.n_layers) if decoder.recurrent(i)]:
+        why = f"layer {found[0]} keeps a recurrent state, which has no keys and values"
+    if why is not None:
+        asked = f"SwiftKV's projections for {decoder.config.model_type}"
+        raise UnsupportedModelError(asked, why, "use the ridge fill")
 
 
 def _config(folder: Path) -> dict[str, Any]:

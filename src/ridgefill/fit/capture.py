@@ -22,6 +22,7 @@ from ridgefill.files import whole, write_json
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.windows import Plan, Window
 from ridgefill.models.decoder import Decoder
+from ridgefill.reading import Reading, States
 
 ROWS_A_WINDOW = 256  # held-out rows kept of one window at most
 HELDOUT_ROWS = 4096  # held-out rows kept at most: enough to tell penalties apart, and a bound on memory
@@ -53,13 +54,15 @@ class Capture:
 
     Attributes:
         moments: of the fit windows.
+        readings: split -> what its maps read, where the moments keep that apart.
         sample: layer -> held-out rows of its input, a list of [m, d] in the model's dtype, on the host.
-        states: split -> the same rows of the state, [m, W]; only where the moments keep it apart.
+        states: split -> what is read of the same rows, [m, W]; only where the moments keep it apart.
         position: windows done, counted over the fit windows and then the held-out ones.
         seconds: "forward", "moments", "checkpoint".
     """
 
     moments: Moments
+    readings: Mapping[int, Reading] = field(default_factory=dict)
     sample: dict[int, list[Tensor]] = field(default_factory=dict)
     states: dict[int, list[Tensor]] = field(default_factory=dict)
     position: int = 0
@@ -67,12 +70,17 @@ class Capture:
         default_factory=lambda: dict.fromkeys(("forward", "moments", "checkpoint"), 0.0)
     )
 
+    @property
+    def gives(self) -> str:
+        """What the maps give, of every split alike (`Reading.gives`)."""
+        return next((reading.gives for reading in self.readings.values()), "inputs")
+
     def heldout(self) -> dict[int, Tensor]:
         """layer -> held-out rows of its input [m, d]."""
         return {layer: torch.cat(parts) for layer, parts in self.sample.items()}
 
     def heldout_states(self) -> dict[int, Tensor]:
-        """split -> held-out rows of the state that enters it, [m, W]."""
+        """split -> what is read of the held-out rows, [m, W]."""
         apart = self.states if self.moments.apart else self.sample
         return {split: torch.cat(apart[split]) for split in self.moments.splits if split in apart}
 
@@ -136,34 +144,45 @@ def heldout_rows(length: int, leading: int, budget: int, seed: int, at: int) -> 
 def _accumulate(decoder: Decoder, window: Window, capture: Capture, leading: int) -> None:
     moments = capture.moments
     clock = _Clock(capture.seconds)
-    for layer, h, x in layer_inputs(decoder, window.ids.long()[None], *_ends(moments)):
-        clock.lap("forward", h.device)
+    for layer, read, x in _inputs(decoder, window, capture):
+        clock.lap("forward", x.device)
         where = decoder.device(layer)
-        state = h[0, leading:].to(where) if moments.apart and layer in moments.splits else None
-        if not moments.add(layer, x[0, leading:].to(where), state):
+        y = decoder.target(layer, x.to(where), capture.gives)[0, leading:]
+        state = None if read is None else read[0, leading:].to(where)
+        if not moments.add(layer, y, state):
             _refuse_not_finite(layer, window)
-        clock.lap("moments", h.device)
+        clock.lap("moments", x.device)
 
 
 def _gather(decoder: Decoder, window: Window, capture: Capture, chosen: Tensor) -> None:
-    moments = capture.moments
     found: list[tuple[dict[int, list[Tensor]], int, Tensor]] = []
     clock = _Clock(capture.seconds)
-    for layer, h, x in layer_inputs(decoder, window.ids.long()[None], *_ends(moments)):
-        clock.lap("forward", h.device)
+    for layer, read, x in _inputs(decoder, window, capture):
+        clock.lap("forward", x.device)
         found.append((capture.sample, layer, x[0, chosen.to(x.device)].cpu()))
-        if moments.apart and layer in moments.splits:
-            found.append((capture.states, layer, h[0, chosen.to(h.device)].cpu()))
+        if read is not None:
+            found.append((capture.states, layer, read[0, chosen.to(read.device)].cpu()))
         if not torch.isfinite(found[-1][2]).all():
             _refuse_not_finite(layer, window)
-        clock.lap("moments", h.device)
+        clock.lap("moments", x.device)
     for kept, layer, rows in found:
         kept.setdefault(layer, []).append(rows)
 
 
-def _ends(moments: Moments) -> tuple[int, int]:
-    """First and last layer whose inputs are wanted."""
-    return moments.layers[0], moments.layers[-1]
+def _inputs(
+    decoder: Decoder, window: Window, capture: Capture
+) -> Iterator[tuple[int, Tensor | None, Tensor]]:
+    """Layer, what is read at it [1, m, W] if it is a split that keeps that apart, and its input [1, m, d]."""
+    moments, layers = capture.moments, capture.moments.layers
+    readings = {s: Reading.plain(s) for s in moments.splits if moments.apart} | dict(capture.readings)
+    wanted = {i for reading in readings.values() for i in reading.layers}
+    states: States = {}
+    for layer, h, x in layer_inputs(decoder, window.ids.long()[None], min(wanted | {layers[0]}), layers[-1]):
+        if layer in wanted:
+            states[layer] = h
+        if layer in layers:
+            reading = readings.get(layer)
+            yield layer, None if reading is None else reading.of(states), x
 
 
 class _Clock:

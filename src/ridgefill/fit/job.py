@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ridgefill.fit.capture import HELDOUT_ROWS, ROWS_A_WINDOW, Capture, Checkpoint, run_capture
 from ridgefill.fit.corpus import read_sources
+from ridgefill.fit.forms import FORMS, Form
 from ridgefill.fit.memory import estimate_memory, host_memory_available, show_bytes
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.penalty import Heldout, choose_penalty
+from ridgefill.fit.reduce import reduce
 from ridgefill.fit.report import Report
 from ridgefill.fit.settings import Settings
-from ridgefill.fit.solve import Spectrum, ridge
+from ridgefill.fit.solve import Spectrum, in_basis, ridge
 from ridgefill.fit.terminal import PAPER_STATES, compare_states
 from ridgefill.fit.windows import MIN_WINDOW_ROWS, ROWS_WANTED, Cutter, Plan, Window, plan_windows
 from ridgefill.maps import AffineMap, RidgeMaps
@@ -37,10 +39,12 @@ class Solved:
     Attributes:
         maps: layer -> map, fp32 on the host.
         heldout: its held-out scores.
+        down: the reduction that the maps share, or None.
     """
 
     maps: dict[int, AffineMap]
     heldout: Heldout
+    down: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Job:
         report: to the user.
         moments_device: where moments rest; by default each layer's own device.
         encoding: of the maps, when they are saved.
+        form: what the maps read and give.
     """
 
     decoder: Decoder
@@ -64,6 +69,7 @@ class Job:
     report: Report
     moments_device: str | torch.device | None
     encoding: str = "fp32"
+    form: Form = FORMS["plain"]
 
     def run(
         self, tokenizer: Any, texts: Sequence[str | Path], fitted: list[int], every: float
@@ -80,7 +86,15 @@ class Job:
         solved = self.solve(capture, fitted)
         tokens = TokenTable.of(tokenizer, count_tokens(plan.fit, self.identity.vocab))
         maps = {
-            s: RidgeMaps(s, solved[s].maps, self.identity, encoding=self.encoding, tokens=tokens)
+            s: RidgeMaps(
+                s,
+                solved[s].maps,
+                self.identity,
+                encoding=self.encoding,
+                tokens=tokens,
+                reading=self.form.reading(s),
+                down=solved[s].down,
+            )
             for s in fitted
         }
         self.terminal(maps, plan, capture, remarks)
@@ -93,10 +107,16 @@ class Job:
         s = self.settings
         shortest = s.leading + MIN_WINDOW_ROWS
         cutter = Cutter(tokenizer, length=s.length, shortest=shortest, chat_share=s.chat_share, seed=s.seed)
-        width = self.decoder.width_in
+        blocks = self.form.reading(self.decoder.n_layers).blocks
         sources = read_sources(texts)
         plan = plan_windows(
-            sources, cutter, tokens=s.tokens, holdout=s.holdout, leading=s.leading, width=width
+            sources,
+            cutter,
+            tokens=s.tokens,
+            holdout=s.holdout,
+            leading=s.leading,
+            width=blocks * self.decoder.width_in,
+            blocks=blocks,
         )
         fit, held = (sum(len(w.ids) for w in part) for part in (plan.fit, plan.heldout))
         self.report.say(
@@ -113,7 +133,7 @@ class Job:
             fitted,
             length=self.settings.length,
             heldout_rows=sample,
-            width_in=self.decoder.width_in,
+            widths=None if self.shares_states else self.widths(fitted),
         )
         self.report.say(memory.line() + ".")
         remarks = []
@@ -123,12 +143,21 @@ class Job:
                 f"the moments take {show_bytes(memory.moments)} and {show_bytes(free)} of host memory is "
                 "free: fit fewer splits at a time"
             )
-        rows, wanted = plan.rows(self.settings.leading), ROWS_WANTED * self.decoder.width_in
+        rows, wanted = plan.rows(self.settings.leading), ROWS_WANTED * max(self.widths(fitted).values())
         if rows < wanted:
             remarks.append(f"only {rows} rows to fit on, and {wanted} or more make better maps")
         for remark in remarks:
             self.report.warn(remark)
         return remarks
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether what is read at a split is the split layer's input, so that the moments hold it once."""
+        return self.form == FORMS["plain"] and self.decoder.width_in == self.decoder.width_out
+
+    def widths(self, fitted: Sequence[int]) -> dict[int, int]:
+        """split -> K, the columns that are read there."""
+        return {s: self.form.reading(s).blocks * self.decoder.width_in for s in fitted}
 
     def devices(self, fitted: list[int]) -> dict[int, torch.device]:
         """layer -> where its moments rest."""
@@ -140,9 +169,9 @@ class Job:
 
     def capture(self, plan: Plan, fitted: list[int], every: float) -> Capture:
         """Runs the model over the windows, from where an earlier run was stopped."""
-        apart = self.decoder.width_in != self.decoder.width_out
-        devices = self.devices(fitted)
-        capture = Capture(Moments(fitted, self.decoder.n_layers, devices, apart=apart))
+        apart, single = not self.shares_states, self.form.normed
+        moments = Moments(fitted, self.decoder.n_layers, self.devices(fitted), apart=apart, single=single)
+        capture = Capture(moments, {s: self.form.reading(s) for s in fitted} if apart else {})
         checkpoint = Checkpoint(self.folder / ".capture", self.fingerprint(plan, fitted), every)
         if found := checkpoint.resume(capture):
             self.report.say(found[0].upper() + found[1:] + ".")
@@ -179,15 +208,32 @@ class Job:
                 self.settings.lambda_grid,
                 lambda: advance(1),
                 states[split],
+                self.form.gives,
+                None if self.decoder.wide else sample[split],
             )
+            down = self.reduced(spectrum, moments, split, heldout.best)
             maps = {}
             for layer in layers[split]:
                 weight, bias = ridge(spectrum, moments.centred(split, layer), heldout.best)
+                if down is not None:
+                    weight = down[1][layer]
                 maps[layer] = AffineMap(weight.float().cpu(), bias.float().cpu())
                 advance(1)
-            solved[split] = Solved(maps, heldout)
+            solved[split] = Solved(maps, heldout, None if down is None else down[0].float().cpu())
         capture.seconds["solve"] = time.perf_counter() - start
         return solved
+
+    def reduced(
+        self, spectrum: Spectrum, moments: Moments, split: int, lambda_rel: float
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """The reduction of a split and its layers' maps, where the form has one (`fit.reduce`)."""
+        columns = self.form.columns(split, self.decoder.width_in)
+        if columns is None:
+            return None
+        late = range(split + 1, self.decoder.n_layers)
+        bases = {i: in_basis(spectrum, moments.centred(split, i)) for i in late}
+        pairs = {i: 1 if self.decoder.recurrent(i) or self.form.gives == "inputs" else 2 for i in late}
+        return reduce(spectrum, bases, lambda_rel, columns, pairs, moments.rows)
 
     def terminal(self, maps: dict[int, RidgeMaps], plan: Plan, capture: Capture, remarks: list[str]) -> None:
         """Gives the maps their terminal states, where the model has layers that keep one (paper 2.3)."""
@@ -251,6 +297,7 @@ class Job:
             "windows": [len(plan.fit), len(plan.heldout), plan.tokens_sha256],
             "splits": fitted,
             "leading": self.settings.leading,
+            "form": vars(self.form),
             "seed": self.settings.seed,
             "versions": versions(),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def estimate_memory(
     *,
     length: int,
     heldout_rows: int = HELDOUT_ROWS,
-    width_in: int | None = None,
+    widths: Mapping[int, int] | None = None,
 ) -> Memory:
     """The memory a fit of ``model`` at layers ``splits`` needs, in bytes.
 
@@ -59,26 +59,26 @@ def estimate_memory(
         model: a loaded causal LM; its config and dtype decide.
         length: tokens of a window at most.
         heldout_rows: held-out rows at most.
-        width_in: W, columns of the maps; by default the model's width.
+        widths: split -> columns read there, where they are not the split layer's input.
     """
     config, item = model.config, model.dtype.itemsize
     n_layers, d = config.num_hidden_layers, config.hidden_size
-    apart = width_in is not None and width_in != d
-    w = width_in or d
     fitted = [s for s in splits if s < n_layers - 1]
-    maps = sum(n_layers - 1 - s for s in fitted)
+    read = {s: d if widths is None else widths[s] for s in fitted}
+    w, every = max(read.values(), default=d), sum(read.values())
+    maps = sum((n_layers - 1 - s) * read[s] for s in fitted)  # columns of all of them
     # A layer holds about four rows of its state's width (residual, norm, attention) and three of the MLP's.
     activations = length * item * (4 * w + 3 * _mlp_width(config))
     if getattr(config, "_attn_implementation", None) == "eager":  # scores, softmax in fp32, and the mask
         activations += length * length * (config.num_attention_heads * (item + 4) + item)
-    moments = product_elements(fitted, n_layers, d, w if apart else None)
-    kept = d * (n_layers - min(fitted, default=n_layers)) + (w * len(fitted) if apart else 0)
+    moments = product_elements(fitted, n_layers, d, None if widths is None else read)
+    kept = d * (n_layers - min(fitted, default=n_layers)) + (0 if widths is None else every)
     return Memory(
         model=model.get_memory_footprint(),
         moments=8 * moments if fitted else 0,
         sample=heldout_rows * item * kept,
-        window=activations + 8 * length * (w * len(fitted) + 2 * d) + (8 * d * w * len(fitted)),
-        solve=(4 * 8 * w * w + 4 * d * w * maps + 24 * heldout_rows * w) if fitted else 0,
+        window=activations + 8 * length * (every + 2 * d) + 8 * d * every,
+        solve=(4 * 8 * w * w + 4 * d * maps + 24 * heldout_rows * w) if fitted else 0,
     )
 
 

@@ -33,13 +33,15 @@ class Moments:
 
     In most models the state that enters the split layer is the layer's input: X is its Y, held once and
     multiplied once. Where several streams enter a layer (paper 2.2), X is all of them, W wide, and apart from
-    the layer's input, d wide.
+    the layer's input, d wide; so is what richer maps read, and Y then may be what the layer writes.
 
     Args:
         splits: ascending layers S.
         n_layers: L; moments are kept for layers min(splits) .. L-1.
         devices: layer -> where its sums rest. Products are computed beside the states all the same.
         apart: X is another state than the split layer's input.
+        single: products of one window are made in fp32, before they are added up in fp64: enough for states of the
+            size that a norm gives them, and half the time.
     """
 
     def __init__(
@@ -49,13 +51,14 @@ class Moments:
         devices: Mapping[int, torch.device],
         *,
         apart: bool = False,
+        single: bool = False,
     ) -> None:
         self.splits, self.n_layers, self.devices = tuple(splits), n_layers, dict(devices)
-        self.apart = apart
+        self.apart, self.dtype = apart, torch.float32 if single else torch.float64
         self.rows = 0
         self.shift: dict[int, Tensor] = {}  # layer -> [d]
         self.sums: dict[int, Tensor] = {}  # layer -> [d], of y - shift
-        self.products: dict[int, Tensor] = {}  # layer -> [d, k W], k the number of splits up to that layer
+        self.products: dict[int, Tensor] = {}  # layer -> [d, W of every split up to that layer]
         self.x_shift: dict[int, Tensor] = {}  # split -> [W]; these three only where X is apart
         self.x_sums: dict[int, Tensor] = {}  # split -> [W]
         self.grams: dict[int, Tensor] = {}  # split -> [W, W]
@@ -80,7 +83,7 @@ class Moments:
             self.rows += len(inputs)
             self._x = None
         rest = self.devices[layer]
-        y, total = _less_shift(inputs, layer, self.shift, rest)
+        y, total = _less_shift(inputs, layer, self.shift, rest, self.dtype)
         finite = bool(torch.isfinite(total).all())
         if layer in self.splits and self.apart:
             finite &= self._add_state(layer, inputs if state is None else state)
@@ -93,7 +96,7 @@ class Moments:
 
     def _add_state(self, split: int, state: Tensor) -> bool:
         rest = self.devices[split]
-        x, total = _less_shift(state, split, self.x_shift, rest)
+        x, total = _less_shift(state, split, self.x_shift, rest, self.dtype)
         self._join(x)
         _add(self.x_sums, split, total, rest)
         _add_product(self.grams, split, x, x, rest)
@@ -106,7 +109,7 @@ class Moments:
         """Moments of layer ``layer`` against split ``split`` less their means, [d, W], [W] and [d]."""
         sums, shift = self._of_states()
         width = len(sums[split])
-        at = self.splits.index(split) * width
+        at = sum(len(sums[s]) for s in self.splits[: self.splits.index(split)])
         product = self.products[layer][:, at : at + width]
         x = sums[split].to(product.device) / self.rows
         y = self.sums[layer] / self.rows
@@ -160,30 +163,32 @@ class Moments:
         self.rows = rows
 
 
-def product_elements(splits: Sequence[int], n_layers: int, width: int, width_in: int | None = None) -> int:
+def product_elements(
+    splits: Sequence[int], n_layers: int, width: int, widths: Mapping[int, int] | None = None
+) -> int:
     """fp64 numbers that the moments of these splits hold, without building them.
 
     Args:
-        width: d.
-        width_in: W, where the splits' states are apart from their layers' inputs.
+        width: d, of what the layers' maps give.
+        widths: split -> what is read there, where that is apart from the layers' inputs.
     """
-    blocks = sum(n_layers - s for s in splits)
+    read = dict.fromkeys(splits, width) if widths is None else widths
     layers = n_layers - min(splits, default=n_layers)
-    if width_in is None:
-        return width * width * blocks + 2 * width * layers
-    apart = len(splits) * (width_in * width_in + 2 * width_in)
-    return width * width_in * blocks + 2 * width * layers + apart
+    total = 2 * width * layers + sum(width * read[s] * (n_layers - s) for s in splits)
+    return total if widths is None else total + sum(w * w + 2 * w for w in read.values())
 
 
 def _less_shift(
-    states: Tensor, layer: int, shifts: dict[int, Tensor], rest: torch.device
+    states: Tensor, layer: int, shifts: dict[int, Tensor], rest: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """fp64 copy of states [m, d] less the layer's constant, and its sum over rows [d]."""
-    rows = _double(states)
+    """Copy of states [m, d] less the layer's constant, and its fp64 sum over rows [d]."""
+    rows = _copy(states, dtype)
     if layer not in shifts:
-        shifts[layer] = rows.mean(0).to(rest)
-    rows -= shifts[layer].to(rows.device)
-    return rows, rows.sum(0)
+        shifts[layer] = rows.mean(0).double().to(rest)
+    rows -= shifts[layer].to(
+        rows.device, dtype
+    )  # a constant of that precision: centring removes what is added
+    return rows, rows.sum(0, dtype=torch.float64)
 
 
 def _add(sums: dict[int, Tensor], layer: int, total: Tensor, rest: torch.device) -> None:
@@ -196,14 +201,14 @@ def _add_product(products: dict[int, Tensor], layer: int, y: Tensor, x: Tensor, 
     """products[layer] += y^T x."""
     if layer not in products:
         products[layer] = torch.zeros(y.shape[1], x.shape[1], dtype=torch.float64, device=rest)
-    if rest == y.device:
+    if rest == y.device and y.dtype == torch.float64:
         products[layer].addmm_(y.T, x)
     else:
         products[layer] += (y.T @ x).to(rest)
 
 
-def _double(states: Tensor) -> Tensor:
-    """fp64 copy of [m, d]; on the host where the device has no fp64."""
+def _copy(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copy of [m, d]; on the host where the device has no fp64."""
     if states.device.type == "mps":
         states = states.cpu()
-    return states.to(torch.float64, copy=True)
+    return states.to(dtype, copy=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgefill.errors import SettingError
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.solve import Spectrum, in_basis
-from ridgefill.models import indexed, updates
+from ridgefill.models import attention, indexed, updates
 from ridgefill.models.decoder import Decoder
 
 
@@ -57,6 +57,8 @@ def choose_penalty(
     grid: Sequence[float],
     on_layer: Callable[[], None] = lambda: None,
     state: Tensor | None = None,
+    gives: str = "inputs",
+    split_state: Tensor | None = None,
 ) -> Heldout:
     """Scores every lambda_rel of ``grid`` on held-out rows.
 
@@ -66,7 +68,9 @@ def choose_penalty(
     Args:
         sample: layer -> held-out rows [m, d] of its input, in the model's dtype.
         on_layer: called after each layer.
-        state: the same rows of the state X at the split, [m, W]; by default the split layer's input.
+        state: what is read of the same rows at the split, X, [m, W]; by default the split layer's input.
+        gives: what the maps give (`Reading.gives`).
+        split_state: the same rows of the split state, [m, W], for the identity fill; by default ``state``.
     """
     ridge: dict[float, dict[int, float]] = {value: {} for value in grid}
     explained: dict[float, dict[int, float]] = {value: {} for value in grid}
@@ -74,19 +78,21 @@ def choose_penalty(
     device = spectrum.vectors.device
     x_mean = moments.centred(split, split).x_mean.to(device)
     state = sample[split] if state is None else state
+    split_state = state if split_state is None else split_state
     z = ((state.to(device, torch.float64) - x_mean) @ spectrum.vectors).float()
     for layer in range(split + 1, decoder.n_layers):
         centred = moments.centred(split, layer)
         basis = in_basis(spectrum, centred)
         true = sample[layer].to(device)
-        written = write(decoder, layer, true)
-        if (unchanged := _identity(decoder, layer, state)) is not None:
+        written, target = write(decoder, layer, true), decoder.target(layer, true[None], gives)[0]
+        as_given = finished if gives == "writes" and not decoder.recurrent(layer) else write
+        if (unchanged := _identity(decoder, layer, split_state)) is not None:
             identity[layer] = cosine(written, write(decoder, layer, unchanged))
         for value in grid:
             folded = (basis * spectrum.shrinkage(value)).float()
             predicted = z @ folded.T + centred.y_mean.to(device, torch.float32)
-            explained[value][layer] = explained_variance(true, predicted)
-            ridge[value][layer] = cosine(written, write(decoder, layer, predicted.to(true.dtype)))
+            explained[value][layer] = explained_variance(target, predicted)
+            ridge[value][layer] = cosine(written, as_given(decoder, layer, predicted.to(true.dtype)))
         on_layer()
     return Heldout(ridge, identity, explained, _best(ridge))
 
@@ -105,6 +111,16 @@ def write(decoder: Decoder, layer: int, x: Tensor) -> tuple[Tensor, ...]:
         written = decoder.project(layer, x)
         if hasattr(module.self_attn, "indexer"):
             written = (*written, indexed.index_keys(module, x))
+    return _rows(written)
+
+
+def finished(decoder: Decoder, layer: int, both: Tensor) -> tuple[Tensor, ...]:
+    """As `write`, of rows [m, 2 H_kv D] of what a map gives that gives keys and values."""
+    where = decoder.device(layer)
+    return _rows(attention.heads(decoder.layers[layer], *both[None].to(where).chunk(2, -1)))
+
+
+def _rows(written: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple((t[0] if t.ndim == 3 else t[0].transpose(0, 1).flatten(1)).float() for t in written)
 
 

@@ -14,6 +14,7 @@ from ridgefill import presets
 from ridgefill.devices import usable_device
 from ridgefill.errors import OutputError, SettingError
 from ridgefill.fit.capture import Checkpoint
+from ridgefill.fit.forms import form_of
 from ridgefill.fit.job import Job, versions
 from ridgefill.fit.report import Report
 from ridgefill.fit.settings import ENCODINGS, LAMBDA_GRID, TERMINAL_EVERY, Settings, split_layers
@@ -32,6 +33,7 @@ def fit(
     out: str | Path,
     *,
     preset: str | None = None,
+    form: str | None = None,
     tokens: int = 65536,
     length: int = 4096,
     holdout: float = 0.1,
@@ -55,6 +57,8 @@ def fit(
         out: folder; ``out/.capture`` holds the checkpoint until the fit is done.
         preset: a deployment of the paper (`ridgefill.presets`) that the maps are for: who loads them gets its tail,
             rows and corrections unless others are named.
+        form: what the maps read and give, of `ridgefill.fit.forms.FORMS`: "rich" by default, "plain" (the paper's)
+            by default with a preset.
         tokens: tokens to run the model on, held-out ones included.
         length: tokens of a window, at most; the model's context bounds it too.
         holdout: share of documents and tokens that only choose the penalty.
@@ -93,6 +97,7 @@ def fit(
     if splits is None:
         splits = [0.5 if made_for is None else made_for.depth]
     layers = split_layers(splits, decoder.n_layers)
+    chosen = form_of(form, preset, decoder)
     fitted = [s for s in layers if s < decoder.n_layers - 1]
     longest = getattr(model.config, "max_position_embeddings", None) or length
     grid = tuple(sorted({float(v) for v in lambda_grid}))
@@ -109,7 +114,7 @@ def fit(
         if settings.length < length:
             report.say(f"Windows of {settings.length} tokens, which is the model's context.")
         identity = ModelIdentity.of(model, tokenizer)
-        job = Job(decoder, identity, settings, folder, report, moments_device, encoding)
+        job = Job(decoder, identity, settings, folder, report, moments_device, encoding, chosen)
         found = job.run(tokenizer, texts, fitted, checkpoint_seconds) if fitted else {}
         table = found[fitted[0]].tokens if fitted else None
         empty = {"settings": settings.to_json(), "warnings": [], "versions": versions()}

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from ridgefill.compat import new_cache
+from ridgefill.fill.base import SplitRows
 from ridgefill.fit.windows import Window
 from ridgefill.maps import RidgeMaps
-from ridgefill.models.decoder import Decoder, Rows
+from ridgefill.models.decoder import Decoder
+from ridgefill.reading import Follower
 
 PAPER_STATES = 62  # compared states of each layer there
 SHARES = 4  # a window shorter than a stretch is compared at its quarters
@@ -126,36 +128,42 @@ class _Walk:
         self.decoder, self.maps, self.leading = decoder, maps, leading
         self.exact = new_cache(decoder.model)
         self.filled = {split: new_cache(decoder.model) for split in maps}
+        self.followers = {split: Follower(each) for split, each in maps.items()}
         self.last = max(recurrent_layers(decoder, min(maps)))  # nothing is read of later layers
 
     def advance(self, ids: Tensor, start: int) -> None:
         """Runs tokens [1, m], the first at position ``start``."""
-        decoder, at = self.decoder, {}
+        decoder, at, states = self.decoder, {}, {}
+        wanted = {i for each in self.maps.values() for i in each.reading.layers}
         ids = ids.to(decoder.device(0))
         h = decoder.embed(ids)
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
         rows = decoder.rows(h, positions, None, self.exact, ids)
         true = max(0, self.leading - start)
         for layer in range(self.last + 1):
+            if layer in wanted:
+                states[layer] = h
             if layer in self.maps:
-                at[layer] = h
+                own = {i: states[i] for i in self.maps[layer].reading.layers}
+                at[layer] = SplitRows(h, self.followers[layer].of(own), rows)
             if at and decoder.recurrent(layer):
                 x = decoder.layer_input(layer, h, rows, self.exact)
-                for split, state in at.items():
-                    self._fill(layer, split, _mixed(h, state, true), x, rows, true)
+                for split, known in at.items():
+                    self._fill(layer, split, known, _mixed(h, known.h, true), x, true)
             h = decoder.run_layer(layer, h, rows, self.exact)
 
-    def _fill(self, layer: int, split: int, state: Tensor, x: Tensor, rows: Rows, true: int) -> None:
+    def _fill(self, layer: int, split: int, known: SplitRows, state: Tensor, x: Tensor, true: int) -> None:
         """Carries a filled state on.
 
         Args:
+            known: the rows at the split.
             state: [1, m, W] the split's state; in the first ``true`` rows the one that enters the layer.
             x: [1, m, d] the layer's input.
         """
         if (one := self.maps[split].maps.get(layer)) is not None:  # the split layer needs none
-            predicted = one.to(x.device)(state.to(x.device, one.weight.dtype)).to(x.dtype)
+            predicted = one.to(x.device)(known.read.to(x.device, one.weight.dtype)).to(x.dtype)
             x = _mixed(x, predicted, true)
-        self.decoder.write_state(layer, x, rows, self.filled[split], state)
+        self.decoder.write_state(layer, x, known.rows, self.filled[split], state)
 
     def state(self, layer: int, split: int | None = None) -> Tensor:
         """[1, H_v, dk, dv] recurrent state so far, exact or of a split's fill."""

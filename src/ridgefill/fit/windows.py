@@ -184,7 +184,14 @@ def _round_robin(documents: Sequence[Document], cutter: Cutter, source: int) -> 
 
 
 def plan_windows(
-    sources: Sequence[Source], cutter: Cutter, *, tokens: int, holdout: float, leading: int, width: int
+    sources: Sequence[Source],
+    cutter: Cutter,
+    *,
+    tokens: int,
+    holdout: float,
+    leading: int,
+    width: int,
+    blocks: int = 1,
 ) -> Plan:
     """The windows of one fit.
 
@@ -192,7 +199,8 @@ def plan_windows(
         tokens: budget in tokens; a share ``holdout`` of it is held out.
         holdout: share of every source's documents that is kept apart, one document in all at least.
         leading: rows of each window that stay out of the fit.
-        width: columns of the maps, which decides how many rows are too few.
+        width: columns of what is read, which decides how many rows are too few.
+        blocks: how many states these columns are of: with several, maps that read one need fewer rows.
 
     Raises:
         CorpusError: too little text, saying how many rows there are and how many it takes.
@@ -204,7 +212,7 @@ def plan_windows(
     fitted = [replace(s, documents=f) for s, (f, _) in apart]
     fit = list(draw_windows(fitted, cutter, tokens - heldout_tokens))
     plan = Plan(fit, heldout, _account(sources, fit, heldout), *_digests(fit, heldout))
-    _refuse_too_little(plan, tokens, leading, width, cutter.shortest)
+    _refuse_too_little(plan, tokens, leading, width, blocks, cutter.shortest)
     return plan
 
 
@@ -277,7 +285,7 @@ def _digests(fit: list[Window], heldout: list[Window]) -> tuple[str, str]:
     return hashlib.sha256("\n".join(names).encode()).hexdigest(), tokens.hexdigest()
 
 
-def _refuse_too_little(plan: Plan, tokens: int, leading: int, width: int, shortest: int) -> None:
+def _refuse_too_little(plan: Plan, tokens: int, leading: int, width: int, blocks: int, shortest: int) -> None:
     rows, needed = plan.rows(leading), ROWS_NEEDED * width
     if rows < needed:
         spent = sum(len(w.ids) for w in plan.fit + plan.heldout)
@@ -285,7 +293,8 @@ def _refuse_too_little(plan: Plan, tokens: int, leading: int, width: int, shorte
             f"fit maps of width {width}",
             f"the text is too short for the split: it gives {rows} rows to fit on, and {needed} are the "
             f"least ({ROWS_WANTED * width} are better)",
-            "raise the token budget" if spent >= tokens - 2 * shortest else "name more text",
+            ("raise the token budget" if spent >= tokens - 2 * shortest else "name more text")
+            + (", or fit maps that read one state (form 'direct' or 'plain')" if blocks > 1 else ""),
         )
     if not plan.heldout:
         raise CorpusError(

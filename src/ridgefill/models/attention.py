@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
+
+from ridgefill.reading import EPS
 
 
 def project(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,14 +22,42 @@ def project(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         keys, values: [B, H_kv, m, head_dim] each.
     """
+    return heads(layer, *flat(layer, x))
+
+
+def flat(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `project`, keys before their norm; [B, m, H_kv * head_dim] each."""
     attention = layer.self_attn
     h = layer.input_layernorm(x) if hasattr(layer, "input_layernorm") else x
-    by_head = (*h.shape[:-1], -1, attention.head_dim)
-    keys, norm = attention.k_proj(h), getattr(attention, "k_norm", None)
+    return attention.k_proj(h), attention.v_proj(h)
+
+
+def heads(layer: Any, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """What `project` gives of what `flat` gave."""
+    attention = layer.self_attn
+    by_head, norm = (*keys.shape[:-1], -1, attention.head_dim), getattr(attention, "k_norm", None)
     if norm is not None:  # over one head, or over all of them at once
         keys = norm(keys.view(by_head) if norm.weight.shape[-1] == attention.head_dim else keys)
-    keys = keys.view(by_head)
-    return keys.transpose(1, 2), attention.v_proj(h).view(by_head).transpose(1, 2)
+    return keys.view(by_head).transpose(1, 2), values.view(by_head).transpose(1, 2)
+
+
+def targets(layer: Any, x: Tensor) -> Tensor:
+    """What maps that give keys and values are fitted to: [B, m, 2 H_kv head_dim], keys first.
+
+    Where keys are normed, a key's length means nothing: each is taken at the length that its norm would give it, so
+    that short and long ones count alike.
+
+    Args:
+        x: [B, m, d] true input of the layer.
+    """
+    keys, values = flat(layer, x)
+    norm = getattr(layer.self_attn, "k_norm", None)
+    if norm is not None:
+        by_norm = keys.unflatten(-1, (-1, norm.weight.shape[-1])).float()
+        keys = (
+            (by_norm * torch.rsqrt(by_norm.square().mean(-1, keepdim=True) + EPS)).flatten(-2).to(keys.dtype)
+        )
+    return torch.cat([keys, values], -1)
 
 
 def rotate(layer: Any, keys: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:

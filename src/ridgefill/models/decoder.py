@@ -212,6 +212,22 @@ class Decoder:
         """Keys before rotary embedding and values of attention layer i, from input x [B, m, d]; [B, H, m, D]."""
         return attention.project(self.layers[i], x.to(self.device(i)))
 
+    def map_width(self, i: int, gives: str) -> int:
+        """How wide layer i's map is (`Reading.gives`): d, or keys and values side by side."""
+        if gives == "inputs" or self.recurrent(i):
+            return self.width_out
+        return 2 * self.layers[i].self_attn.v_proj.out_features
+
+    def target(self, i: int, x: Tensor, gives: str) -> Tensor:
+        """What layer i's map is fitted to (`Reading.gives`): its input x [B, m, d], or `attention.targets` of it."""
+        return x if gives == "inputs" or self.recurrent(i) else attention.targets(self.layers[i], x)
+
+    def finish(self, i: int, both: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """What `writes` gives, from keys (before their norm) and values side by side, [B, m, 2 H_kv D]."""
+        keys, values = attention.heads(self.layers[i], *both.to(self.device(i)).chunk(2, -1))
+        own = rows if both.shape[1] == rows.positions.shape[1] else rows.last(both.shape[1])
+        return self.rotate(i, keys, own), values
+
     def rotate(self, i: int, keys: Tensor, rows: Rows) -> Tensor:
         """Layer i's keys [B, H, m, D] rotated to the positions of ``rows``."""
         pair = self._of(rows.ropes, i)

@@ -161,13 +161,13 @@ class ModelReader:
     def _at_split(self) -> tuple[tuple[Tensor, ...], Tensor]:
         """What layer S keeps of every row, written from their exact states, and those states."""
         prefix, one, i = self.prefix, slice(self.b, self.b + 1), self.split
-        parts = [(prefix.h_split, prefix.rows), (prefix.tail_split, prefix.tail_rows)]
+        parts = [(prefix.h_split, prefix.rows)]
+        parts += [(prefix.after.h, prefix.after.rows)] if prefix.after is not None else []
         written, states = [], []
         for h, rows in parts:
-            if h is not None and rows is not None:
-                own = one_sequence(rows, self.b)
-                states.append(h[one])
-                written.append(prefix.decoder.writes(i, prefix.decoder.layer_input(i, h[one], own), own))
+            own = one_sequence(rows, self.b)
+            states.append(h[one])
+            written.append(prefix.decoder.writes(i, prefix.decoder.layer_input(i, h[one], own), own))
         layer = prefix.cache.layers[i]
         if layer.is_initialized:
             written.insert(0, tuple(t[one] for t in kept(layer)))
@@ -187,8 +187,8 @@ class ModelReader:
         """Positions and rotary embeddings of the walk's rows at the given places [q]."""
         prefix = self.prefix
         rows = one_sequence(prefix.rows, self.b)
-        if prefix.tail_rows is not None:
-            rows = join_rows(rows, one_sequence(prefix.tail_rows, self.b))
+        if prefix.after is not None:
+            rows = join_rows(rows, one_sequence(prefix.after.rows, self.b))
         return gather_rows(rows, place[None])
 
     def probe(self, queries: int) -> Tensor:
@@ -199,10 +199,10 @@ class ModelReader:
         """
         prefix, b = self.prefix, slice(self.b, self.b + 1)
         m, pad = prefix.h_split.shape[1], self._pad
-        if prefix.tail_split is None:
+        if prefix.after is None:
             raise SettingError("the probe", "the tail did not run with the prefix", "use a plan with a tail")
         q = min(queries, prefix.tail)
-        h = prefix.tail_split[b, -q:]
+        h = prefix.after.h[b, -q:]
         place = torch.arange(m + prefix.tail - q, m + prefix.tail, device=h.device)
         rows, scratch, found = self._rows(place), prefix.empty_cache(), []
         for i in prefix.late_layers:
