@@ -91,8 +91,24 @@ def test_to_moves_a_copy_and_predict_keeps_the_state_s_dtype():
     assert half.predict(2, torch.ones(1, D)).dtype == torch.float32
     assert maps.predict(2, torch.ones(1, D, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert maps.to().maps[2].weight is maps.maps[2].weight
-    meta = maps.to("meta")
-    assert meta.predict(2, torch.ones(1, D)).is_meta and meta.split == 1
+    assert maps.to("meta").maps[2].weight.is_meta
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_maps_go_where_the_rows_are_and_streamed_ones_rest_where_they_were(streamed):
+    maps = make_maps()
+    maps.streamed, hashed = streamed, make_maps().content_hash
+    there = maps.predict(
+        2, torch.ones(1, D, device="meta", dtype=torch.bfloat16)
+    )  # an accelerator of no machine
+    assert there.is_meta and there.dtype == torch.bfloat16
+    assert maps.maps[2].weight.is_meta == (not streamed) and not maps.maps[3].weight.is_meta
+    if streamed:
+        assert equal(maps, make_maps())
+        assert torch.equal(maps.predict(2, torch.ones(1, D)), make_maps().predict(2, torch.ones(1, D)))
+        assert maps.to().streamed
+    else:
+        assert maps.content_hash == hashed  # it was taken before the map went away
 
 
 # --- save and load

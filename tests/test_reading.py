@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -56,9 +58,7 @@ def test_parts_read_what_the_whole_reads(cuts, down):
     follower = Follower(maps)
     assert follower.layers == (0, 2)
     ends = (0, *cuts, M)
-    parts = [
-        follower.of({i: h[:, a:b] for i, h in own.items()}) for a, b in zip(ends, ends[1:], strict=False)
-    ]
+    parts = [follower.of({i: h[:, a:b] for i, h in own.items()}) for a, b in pairwise(ends)]
     assert torch.allclose(torch.cat(parts, 1), maps.read(own), atol=1e-6)
 
 

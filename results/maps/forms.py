@@ -122,8 +122,7 @@ def stored(maps: RidgeMaps, kind: str) -> RidgeMaps:
 def arms_of(name: str, model: Any, tokenizer: Any, tail: int) -> tuple[list[Arm], RidgeMaps]:
     """Every arm of a model's part."""
     part, decoder, folders = PARTS[name], Decoder(model), maps_of(name, model, tokenizer)
-    words = [f"none {s}: none split={s}" for s in part.splits]
-    words += [f"{form} {s}: ridge maps={folders[form, s]}" for s in part.splits for form in FORMS]
+    words = [f"{form} {s}: ridge maps={folders[form, s]}" for s in part.splits for form in FORMS]
     if name == "smollm2":
         words.append(f"rich {part.half} spans: ridge rows=spans(peak,0.05) maps={folders['rich', part.half]}")
     arms = parse_arms("; ".join(words), decoder, split=0.5, tail=tail, leading=16)
@@ -169,6 +168,9 @@ def needles(name: str, entry: str) -> None:
     part, items = PARTS[name], list[tuple[str, str, Item]]()
     model, tokenizer = load_model(model_folder(name))
     arms, maps = arms_of(name, model, tokenizer, part.needle_tail)
+    arms = [
+        arm for arm in arms if not arm.name.startswith("direct") and not arm.name.endswith(("int8", "q8_0"))
+    ]
     text = prose(maps.provenance["fitted_documents"])
     for cell in CELLS:
         hay, kind = cell.split("-")
@@ -188,7 +190,7 @@ def needles(name: str, entry: str) -> None:
     run.finish()
 
 
-def timed(name: str, entry: str, repeats: int = 4) -> None:
+def timed(name: str, entry: str, repeats: int = 3) -> None:
     """Seconds to the first token at 8,192 tokens, tail 1,024: exact and each form, interleaved."""
     part = PARTS[name]
     model, tokenizer = load_model(model_folder(name))
@@ -197,7 +199,7 @@ def timed(name: str, entry: str, repeats: int = 4) -> None:
     ids = tokenizer(text, return_tensors="pt").input_ids[:, :TIMED]
     plans = {
         f"{form} {s}": make_plan(shape.layers, RidgeMaps.load(folders[form, s]), tail=1024)
-        for s in (part.splits[0], part.half)
+        for s in (part.half,)
         for form in FORMS
     }
     seconds: dict[str, list[float]] = {key: [] for key in ("exact", *plans)}

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -435,8 +436,15 @@ def ideas(b: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     def spliced(**splice: Any) -> Callable[[], dict[str, Any]]:
         return lambda: b.judge(lambda i, h: b.written(i, b.plain.predict(i, h[SPLIT])), **splice)
 
+    @cache
+    def rich() -> Regression:
+        return Regression(b, RICH).fit()
+
+    def whole() -> dict[str, Any]:
+        return {"explained": rich().explained, "penalty": rich().penalty[20]} | b.judge(rich().give)
+
     def reduced(columns: int) -> Callable[[], dict[str, Any]]:
-        return lambda: b.judge(Regression(b, RICH).fit().reduced(columns).give)
+        return lambda: b.judge(rich().reduced(columns).give)
 
     inverse_square = lambda x: 1 / x.square().mean(-1)  # noqa: E731
     late = list(b.late)
@@ -461,13 +469,13 @@ def ideas(b: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
         "direct + 3 rows before": tried(state(SPLIT), *(before(SPLIT, k) for k in (1, 2, 3))),
         "direct + 1,152 random features": tried(state(SPLIT), random_features(SPLIT, 1152)),
         "direct + product with the embedding": tried(state(SPLIT), product(SPLIT, 0)),
-        "rich: 3 lower + row before": tried(*RICH),
+        "rich: 3 lower + row before": whole,
         "rich, inputs": tried(*RICH, gives="inputs"),
     }
+    for columns in (864, 576, 384, 192, 96):
+        found[f"rich, {columns} columns"] = reduced(columns)
     found["rich + embedding before"] = tried(*RICH, before(0))
     found["rich + 2 rows further back"] = tried(*RICH, before(SPLIT, 2), before(SPLIT, 3))
-    for columns in (1152, 864, 576, 384, 192, 96):
-        found[f"rich, {columns} columns"] = reduced(columns)
     found |= {
         "plain, exact keys": spliced(keys=late),
         "plain, exact values": spliced(values=late),

@@ -19,14 +19,17 @@ sys.path.insert(0, str(HERE.parent / "study"))
 from page import Found, loss_table, needle_table  # noqa: E402
 
 ARMS = (
-    "ridge; spans: ridge rows=spans(peak,0.05); random: ridge rows=random(0.05); longer tail: ridge rows=tail(0.05); "
-    "none matched: none tail=matched; snapkv; fastkv"
+    "ridge; spans: ridge rows=spans(peak,0.05); random: ridge rows=random(0.05); "
+    "longer tail: ridge rows=tail(0.05); none matched: none tail=matched; snapkv; fastkv"
 )
-# GemFilter runs what it keeps all over again: the fill's compute pays for 711 tokens of 2,560, and the loss needs 768.
+# GemFilter runs what it keeps once more: the fill's compute pays for 711 tokens of 2,560, and the loss needs 768.
 RUNS = {
-    "needles": ["--arms", f"{ARMS}; gemfilter", "--texts", "embedded", "--tokens", "1024", "--tail", "256", "--count", "6"],
+    "needles": [
+        "--arms", f"{ARMS}; gemfilter", "--texts", "embedded", "--tokens", "1024", "--tail", "256", "--count", "6",
+    ],
     "loss": [
-        "--arms", ARMS, "--documents", "3", "--tokens", "2560", "--tail", "768", "--scored", "384", "--context", "768",
+        "--arms", ARMS, "--documents", "3", "--tokens", "2560",
+        "--tail", "768", "--scored", "384", "--context", "768",
     ],
 }  # fmt: skip
 

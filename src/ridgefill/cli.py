@@ -25,6 +25,7 @@ from ridgefill.console import (
     numbers,
     out,
     read_prompt,
+    stream,
     what_ran,
 )
 from ridgefill.errors import CorpusError
@@ -42,6 +43,7 @@ from ridgefill.options import (
     ROWS,
     SETTING,
     SPLIT,
+    STREAM,
     TAIL,
     TEXTS,
 )
@@ -253,6 +255,7 @@ def run(
     fill: FILL = None,
     split: SPLIT = None,
     setting: SETTING = None,
+    stream_maps: STREAM = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Do not put the prompt in the model's chat form.")
     ] = False,
@@ -295,6 +298,8 @@ def run(
             tokenizer=tokenizer,
             setting=setting,
         )
+    if stream_maps:
+        stream(None if fill == "exact" else context.plan)
     with context as active:
         given = answer(
             loaded,

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgefill.console import err, held_out_texts, load, load_config, numbers, out, plan_of, whole_number
+from ridgefill.console import (
+    err,
+    held_out_texts,
+    load,
+    load_config,
+    numbers,
+    out,
+    plan_of,
+    stream,
+    whole_number,
+)
 from ridgefill.errors import SettingError
+from ridgefill.fit.forms import FORMS
 from ridgefill.options import (
     CORRECT,
     DEVICE,
@@ -22,9 +33,13 @@ from ridgefill.options import (
     ROWS,
     SETTING,
     SPLIT,
+    STREAM,
     TAIL,
     TEXTS,
 )
+
+if TYPE_CHECKING:
+    from ridgefill.bench.shape import ModelShape
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -50,6 +65,7 @@ def bench_ttft(
     fill: FILL = None,
     split: SPLIT = None,
     setting: SETTING = None,
+    stream_maps: STREAM = False,
     texts: TEXTS = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for ttft.json and ttft.png.")
@@ -81,6 +97,8 @@ def bench_ttft(
         corrections=correct,
         fill=fill,
     )
+    if stream_maps:
+        stream(plan)
     ids = held_out_documents(tokenizer, held_out_texts(texts), max(wanted), 1)[0].to(loaded.device)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("timing both arms", total=len(wanted) * (repeats + 1))
@@ -105,6 +123,7 @@ def cost(
     ] = "0.0",
     leading: Annotated[int, typer.Option(help="First prompt tokens that run every layer.")] = 0,
     fill: Annotated[str, typer.Option(help="ridge, identity, none or exact.")] = "ridge",
+    form: Annotated[str, typer.Option(help=f"What the maps are: {', '.join(FORMS)}.")] = "plain",
     probe: Annotated[
         int, typer.Option(help="Last rows that probe the filled late layers; 256 on the 27B.")
     ] = 0,
@@ -134,8 +153,10 @@ def cost(
             "count the cost", "it needs a model or a config", "name either MODEL or --config FILE"
         )
     shape = counting.ModelShape.from_config(config if config is not None else load_config(str(model)))
+    at = numbers(split, "--split")[0]
     ours = counting.Setting(
-        split=numbers(split, "--split")[0],
+        split=at,
+        **_form(form, shape, at),
         tail=tail,
         rows=_rows(rows),
         leading=leading,
@@ -155,6 +176,17 @@ def cost(
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         out.print(counting.table(found))
+
+
+def _form(name: str, shape: ModelShape, split: int | float) -> dict[str, Any]:
+    """What the maps of a form cost, as fields of a setting."""
+    from ridgefill.plan import layer_of
+
+    if name not in FORMS:
+        raise SettingError(f"--form {name}", "there is none of that name", f"use {', '.join(FORMS)}")
+    form, layer = FORMS[name], layer_of(split, shape.layers)
+    reduced = form.columns(layer, shape.map // shape.hidden)
+    return {"blocks": form.reading(layer).blocks, "rank": reduced or 0, "gives": form.gives}
 
 
 def _rows(text: str) -> int | float:

@@ -101,6 +101,18 @@ def plan_of(
     return make_plan(Decoder(model).n_layers, fitted, **chosen)
 
 
+def stream(plan: FillPlan | None) -> None:
+    """Makes a plan's maps rest in host memory (``--stream-maps``).
+
+    Raises:
+        SettingError: it has none.
+    """
+    maps = None if plan is None else getattr(plan.fill, "maps", None)
+    if maps is None:
+        raise SettingError("--stream-maps", "nothing here reads maps", "leave it out, or use the ridge fill")
+    maps.streamed = True
+
+
 def calibration_texts(named: list[str]) -> list[str | Path]:
     """The texts to fit on; "embedded" stands for the embedded ones."""
     from ridgefill.embedded import texts

@@ -39,6 +39,10 @@ class AffineMap:
         """h [..., d_in] -> [..., d_out], on the map's device and in its dtype."""
         return torch.nn.functional.linear(h, self.weight, self.bias)
 
+    def beside(self, rows: Tensor) -> AffineMap:
+        """The same map where the rows are; on an accelerator in their dtype, on the CPU in its own."""
+        return self.to(rows.device, None if rows.device.type == "cpu" else rows.dtype)
+
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> AffineMap:
         """The same map elsewhere or in another dtype; nothing is copied where nothing changes."""
         return AffineMap(self.weight.to(device=device, dtype=dtype), self.bias.to(device=device, dtype=dtype))
@@ -60,6 +64,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         preset: name or settings of the plan that the maps were made for; JSON-able.
         reading: what the maps read and give; the paper's by default.
         down: [r, K] reduces what is read to the r columns that the maps then take, or None.
+        streamed: a map is copied to its rows' device each time it is used, and rests where it was loaded; otherwise
+            it moves there the first time and stays (paper 4.2). The results are the same.
 
     Raises:
         SettingError: a reading of another split, or a reduction of another width.
@@ -78,6 +84,7 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         preset: Mapping[str, Any] | None = None,
         reading: Reading | None = None,
         down: Tensor | None = None,
+        streamed: bool = False,
     ) -> None:
         self.split = split
         self.reading = Reading.plain(split) if reading is None else reading
@@ -87,7 +94,7 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
                 "the last layer read is the split",
                 f"end the layers with {split}",
             )
-        self.down = down
+        self.down, self.streamed = down, streamed
         self.maps = dict(maps)
         self.identity = identity
         self.provenance = dict(provenance or {})
@@ -145,8 +152,7 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
 
         Args:
             layer: the split layer or a later one.
-            read: [..., d_in] of `read`, the split state for plain maps; it is moved to the map's device, and the
-                result stays there.
+            read: [..., d_in] of `read`, the split state for plain maps; the map goes where it is (``streamed``).
 
         Returns:
             [..., d_out] in read's dtype; the split state itself for the split layer without a map.
@@ -155,7 +161,11 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             MapsMismatchError: there is no map for ``layer``.
         """
         if (m := self.maps.get(layer)) is not None:
-            return m(read.to(device=m.weight.device, dtype=m.weight.dtype)).to(read.dtype)
+            m, rested = m.beside(read), m
+            if m.weight is not rested.weight and not self.streamed:
+                self._content_hash = self.content_hash  # of the maps as they came, before any is cast
+                self.maps[layer] = m
+            return m(read.to(m.weight.dtype)).to(read.dtype)
         if layer == self.split and self.reading.is_plain:
             return read
         raise MapsMismatchError(
@@ -179,6 +189,7 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             self.preset,
             self.reading,
             None if self.down is None else self.down.to(device, dtype),
+            self.streamed,
         )
 
     def save(self, folder: str | Path, encoding: str | None = None) -> Path:

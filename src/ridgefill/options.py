@@ -18,6 +18,10 @@ MAPS = Annotated[
 MAYBE_MAPS = Annotated[
     str | None, typer.Argument(help="A maps folder or hub name; arms other than ridge need none.")
 ]
+STREAM = Annotated[
+    bool,
+    typer.Option("--stream-maps", help="Keep the maps in host memory and copy each layer's when it is used."),
+]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTYPE = Annotated[
     str, typer.Option(help="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.")

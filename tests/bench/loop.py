@@ -38,6 +38,10 @@ def loop(shape: ModelShape, n: int, setting: Setting) -> Fraction:
             total += sum(layer.row + _read(layer, _reach(row)) for row in range(n))
         else:
             total += _late(shape, i, n, setting)
+    if not exact and setting.fill == "ridge" and setting.map == "full":
+        chance, width = _chance(n, setting), shape.map // shape.hidden
+        for row in range(n):  # what all the layers' maps share
+            total += (1 - chance(row)) * setting.rank * setting.blocks * width
     if not exact and setting.score_rows:
         below = [layer for layer in shape.costs[: int(setting.split)] if layer.value]
         for layer in below if setting.score_layers == 0 else below[-setting.score_layers :]:
@@ -50,16 +54,16 @@ def loop(shape: ModelShape, n: int, setting: Setting) -> Fraction:
 def _late(shape: ModelShape, i: int, n: int, setting: Setting) -> Fraction:
     layer, prefix = shape.costs[i], n - setting.tail
     known = i == setting.split and not setting.map_at_split
-    a_map = shape.map if setting.fill == "ridge" and setting.map == "full" and not known else 0
-    filled = Fraction(0) if setting.fill == "none" else Fraction(layer.filled + a_map)
-
-    def chance(row: int) -> Fraction:
-        if row >= prefix or row < setting.leading:
-            return Fraction(1)
-        if isinstance(setting.rows, int):
-            rest = prefix - setting.leading
-            return Fraction(min(setting.rows, rest), rest)
-        return Fraction(str(setting.rows))
+    mapped = setting.fill == "ridge" and not known
+    writes = (
+        mapped and setting.gives == "writes" and layer.value > 0
+    )  # keys and values, two of what `value` makes
+    columns = setting.rank or setting.blocks * (shape.map // shape.hidden)
+    a_map = columns * (2 * layer.value // shape.hidden if writes else shape.hidden)
+    a_map = a_map if mapped and setting.map == "full" else 0
+    filled = Fraction(layer.filled + a_map - 2 * layer.value * writes)
+    filled = Fraction(0) if setting.fill == "none" else filled
+    chance = _chance(n, setting)
 
     def written(row: int, window: int | None) -> Fraction:
         """What an exact row sees where filled rows write nothing."""
@@ -84,8 +88,24 @@ def _late(shape: ModelShape, i: int, n: int, setting: Setting) -> Fraction:
         for row in range(setting.tail):
             if row < max(setting.value_rescale, setting.key_rescale):
                 total += a_map
-            total += layer.value * ((row < setting.value_rescale) + (row < setting.key_rescale))
+            if not writes:
+                total += layer.value * ((row < setting.value_rescale) + (row < setting.key_rescale))
     return total
+
+
+def _chance(n: int, setting: Setting) -> Callable[[int], Fraction]:
+    """How likely a row runs every layer."""
+    prefix = n - setting.tail
+
+    def chance(row: int) -> Fraction:
+        if row >= prefix or row < setting.leading:
+            return Fraction(1)
+        if isinstance(setting.rows, int):
+            rest = prefix - setting.leading
+            return Fraction(min(setting.rows, rest), rest)
+        return Fraction(str(setting.rows))
+
+    return chance
 
 
 def _within(row: int, other: int, window: int | None) -> bool:
@@ -133,6 +153,9 @@ def some_setting(rng: random.Random, shape: ModelShape, longest: int, counts: bo
         fill=rng.choice(["ridge", "ridge", "identity", "none", "exact"]),
         map=rng.choice(["full", "none"]),
         map_at_split=rng.random() < 0.5,
+        blocks=rng.choice([1, 1, 3]),
+        rank=rng.choice([0, 0, 5]),
+        gives=rng.choice(["inputs", "writes"]),
         probe=rng.choice([0, 0, 1, 4, 30]),
         score_rows=rng.choice([0, 1, 6, 30]) if below else 0,
         score_layers=rng.randint(0, below),

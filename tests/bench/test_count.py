@@ -28,6 +28,16 @@ def test_a_count_by_hand() -> None:
     assert macs(FULL, 3, Setting(split=1, tail=1, leading=1)) == lead
 
 
+def test_forms_of_maps_by_hand() -> None:
+    # As above; keys and values together are 8 wide, two layers are filled for two rows.
+    plain = macs(FULL, 3, Setting(split=1, tail=1))
+    direct = macs(FULL, 3, Setting(split=1, tail=1, gives="writes"))
+    assert plain - direct == 2 * 2 * (64 + 64 - 64)  # no 8 x 8 map before the 8 x 8 projection
+    rich = macs(FULL, 3, Setting(split=1, tail=1, gives="writes", blocks=5, rank=6))
+    assert rich - direct == 2 * (5 * 8 * 6) + 2 * 2 * (6 * 8 - 64)  # reduced once, then six columns a layer
+    assert macs(FULL, 3, Setting(split=1, tail=1, blocks=3)) - plain == 2 * 2 * 2 * 64
+
+
 @pytest.mark.parametrize("fill", ["ridge", "identity", "none", "exact"])
 @pytest.mark.parametrize("shape", [FULL, TINY])
 @pytest.mark.parametrize("rows", [0.0, 0.25, 1.0])

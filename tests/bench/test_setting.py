@@ -34,6 +34,9 @@ from tests.bench.configs import HYBRID, LLAMA, paper
         ({"leading": -1}, "leading -1"),
         ({"fill": "pop"}, "fill 'pop'"),
         ({"map": "half"}, "map 'half'"),
+        ({"gives": "keys"}, "gives 'keys'"),
+        ({"blocks": 0}, "blocks 0"),
+        ({"rank": -1}, "rank -1"),
     ],
 )
 def test_settings_out_of_range_are_named(settings: dict[str, Any], named: str) -> None:

@@ -12,7 +12,7 @@ from ridgefill.eval.arms import Arm, expected_rows, parse_arms
 from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
 from tests.reference import generate, model_of, prompt, random_maps
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 
 SPLIT, TAIL, LEADING = 3, 24, 4
 

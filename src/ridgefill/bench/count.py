@@ -79,15 +79,19 @@ def expected_macs(shape: ModelShape, n: int, setting: Setting) -> Fraction:
 
 @dataclass(frozen=True)
 class _Late:
-    """A late layer, what its map costs a row, what a filled row projects, and whether its input is predicted.
-
-    Layer S's input may be known.
+    """A late layer, the cost of its map, whether anything is predicted (layer S's input may be known), and whether
+    that is what the layer writes, with no key and value left to project.
     """
 
     layer: LayerCost
     map: int
     predicted: bool
-    projected: int
+    ready: bool
+
+    @property
+    def filled(self) -> int:
+        """What a filled row costs."""
+        return self.layer.filled - 2 * self.layer.value * self.ready + self.map
 
 
 def _late(shape: ModelShape, setting: Setting) -> Counter[_Late]:
@@ -97,7 +101,7 @@ def _late(shape: ModelShape, setting: Setting) -> Counter[_Late]:
         ready = predicted and setting.fill == "ridge" and setting.gives == "writes" and layer.value > 0
         mapped = predicted and setting.fill == "ridge" and setting.map == "full"
         cost = _map(shape, layer, setting) if mapped else 0
-        found[_Late(layer, cost, predicted, layer.filled - 2 * layer.value * ready)] += 1
+        found[_Late(layer, cost, predicted, ready)] += 1
     return found
 
 
@@ -125,14 +129,13 @@ def _late_layer(late: _Late, n: int, blocks: Blocks, setting: Setting) -> Fracti
     total += _probe(layer, n, n - setting.tail if writes else blocks[0][1], setting.probe)
     if not writes:
         return total
-    total += (n - kept) * (late.projected + late.map)
+    total += (n - kept) * late.filled
     if layer.value and setting.probe:  # the first sweep fills the rows that the second runs
         start, stop, share = blocks[1]
-        total += (stop - start) * share * (late.projected + late.map)
+        total += (stop - start) * share * late.filled
     if layer.value and late.predicted:
         values, keys = (min(w, setting.tail) for w in (setting.value_rescale, setting.key_rescale))
-        total += max(values, keys) * late.map
-        total += (values + keys) * layer.value * (late.projected > 0)
+        total += max(values, keys) * late.map + (values + keys) * layer.value * (not late.ready)
     return total
 
 
