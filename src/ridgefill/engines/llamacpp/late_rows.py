@@ -21,8 +21,9 @@ from ridgefill.engines.llamacpp.native import InitParams, ggml
 from ridgefill.engines.llamacpp.state import SequenceState
 from ridgefill.errors import SettingError
 
-F32, F16, I32 = 0, 1, 26  # ggml's numbers
-MAP_TYPES = {"f32": F32, "f16": F16, "q8_0": int(gguf.GGMLQuantizationType.Q8_0)}
+F32, I32 = 0, 26  # ggml's numbers
+# f16 is not among them: ggml would round the states to f16 as well, and Gemma's exceed its range.
+MAP_TYPES = {"f32": F32, "q8_0": int(gguf.GGMLQuantizationType.Q8_0)}
 CHUNK = 512  # rows of one pass through the graph
 
 
@@ -63,7 +64,7 @@ class LateRows:
         form: of the cache that the rows are for.
         rope_type: llama.cpp's number of the model's rotary embedding (`llama_model_rope_type`).
         threads: ggml's.
-        map_type: how the recipes' matrices are kept: "f32", "f16" or "q8_0".
+        map_type: how the recipes' matrices are kept: "f32" or "q8_0".
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class LateRows:
             if rotate:
                 x = g.reshape_2d(ctx, x, rotate, width * model.kv_heads * CHUNK // rotate)
                 x = g.mul_mat(ctx, self._hadamard(rotate), x)
+                g.mul_mat_set_hint(x, 1)  # GGML_HINT_SRC0_IS_HADAMARD: the same fast kernel, so the same rounding
             x = g.reshape_2d(ctx, x, width * model.kv_heads, CHUNK)
             x = g.cast(ctx, x, kind)
             g.set_output(x)

@@ -52,6 +52,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_new_tensor_1d": (_P, [_P, _I, _L]),
     "ggml_new_tensor_2d": (_P, [_P, _I, _L, _L]),
     "ggml_mul_mat": (_P, [_P, _P, _P]),
+    "ggml_mul_mat_set_hint": (None, [_P, _I]),
     "ggml_add": (_P, [_P, _P, _P]),
     "ggml_mul": (_P, [_P, _P, _P]),
     "ggml_rms_norm": (_P, [_P, _P, _F]),
