@@ -32,6 +32,8 @@ from ridgefill.options import (
     CORRECT,
     DEVICE,
     DTYPE,
+    ENGINE,
+    ENGINE_ARGS,
     FILL,
     LEADING,
     MAPS,
@@ -180,6 +182,8 @@ def check(
     ] = None,
     device: DEVICE = "auto",
     dtype: DTYPE = "auto",
+    engine: ENGINE = "transformers",
+    engine_args: ENGINE_ARGS = None,
 ) -> None:
     """Say in plain words whether these maps are safe to use with this model, and from which prompt length they pay.
 
@@ -189,9 +193,15 @@ def check(
 
     Example: ridgefill check model.gguf maps/split-15 --texts held-out/ --tail 1024
     """
+    from ridgefill import cli_llamacpp
     from ridgefill.check import check as run_check
     from ridgefill.files import write_json
 
+    if cli_llamacpp.is_llamacpp(engine, engine_args):
+        plan = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
+        llm = cli_llamacpp.load_llama(model, maps, None, engine_args, device, dtype, **plan)
+        measured = {"tokens": tokens, "documents": documents, "needles": needles, "seed": seed}
+        return cli_llamacpp.check_llamacpp(llm, texts, as_json, **measured)
     loaded, tokenizer = load(model, device, dtype)
     fitted = load_maps(maps)
     with err.status("checking") as status:
@@ -248,6 +258,8 @@ def run(
     ] = False,
     device: DEVICE = "auto",
     dtype: DTYPE = "auto",
+    engine: ENGINE = "transformers",
+    engine_args: ENGINE_ARGS = None,
 ) -> None:
     """Answer a prompt, filled where it pays; say on stderr what was filled and what it took.
 
@@ -263,10 +275,16 @@ def run(
     """
     from contextlib import nullcontext
 
+    from ridgefill import cli_llamacpp
     from ridgefill.answer import answer, prompt_ids
     from ridgefill.engines.transformers import filling
 
     text = read_prompt(prompt_file, question)
+    if cli_llamacpp.is_llamacpp(engine, engine_args):
+        plan = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
+        more = {"fill": fill, "setting": setting}
+        llm = cli_llamacpp.load_llama(model, maps, split, engine_args, device, dtype, **plan, **more)
+        return cli_llamacpp.run_llamacpp(llm, text, max_new_tokens, raw)
     loaded, tokenizer = load(model, device, dtype)
     fitted = None if maps is None else load_maps(maps)
     at = None if split is None else numbers(split, "--split")[0]

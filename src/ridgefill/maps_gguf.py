@@ -3,8 +3,8 @@
     ridgefill.l<l>.weight  [d_out, d_in] Q8_0 (blocks of 32 along d_in; F32 where d_in is no multiple of 32)
     ridgefill.l<l>.bias    [d_out] F32
 
-The metadata names the split, the model (`ModelIdentity`) and the maps that it was written from, by their hash; the file's
-own tensors are hashed too, and checked when it is read.
+The metadata names the split, the model (`ModelIdentity`) and the maps that it was written from, by their hash; the
+file's own tensors are hashed too, and checked when it is read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def save_gguf(maps: RidgeMaps, path: str | Path) -> Path:
         writer.add_uint32("ridgefill.format", FORMAT)
         writer.add_uint32("ridgefill.split", maps.split)
         writer.add_string("ridgefill.maps_hash", maps.content_hash)
-        writer.add_string("ridgefill.tensors_sha256", _sha256({name: data for name, (data, _) in tensors.items()}))
+        writer.add_string(
+            "ridgefill.tensors_sha256", _sha256({name: data for name, (data, _) in tensors.items()})
+        )
         if maps.identity is not None:
             writer.add_string("ridgefill.model", json.dumps(maps.identity.to_json()))
         writer.add_string("ridgefill.provenance", json.dumps(_finite(maps.provenance)))
@@ -87,7 +89,9 @@ def load_gguf(path: str | Path) -> RidgeMaps:
     path = Path(path).expanduser()
     asked = f"load maps from {path}"
     if not path.is_file():
-        raise MapsFileError(asked, "there is no such file", "name a GGUF file that `ridgefill export-gguf` wrote")
+        raise MapsFileError(
+            asked, "there is no such file", "name a GGUF file that `ridgefill export-gguf` wrote"
+        )
     try:
         reader = gguf.GGUFReader(path)
         found = {key: field.contents() for key, field in reader.fields.items()}

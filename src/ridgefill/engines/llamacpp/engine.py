@@ -1,18 +1,20 @@
 """`RidgeLlama`: llama-cpp-python's `Llama`, whose long prompts are filled.
 
-    prompt[:leading]            every layer, in a second context on the same weights
-    prompt[leading:-tail]       layers below the split there; its graphs are ended at the split (`stopped`)
-    late keys and values        computed by ggml from the maps (`late_rows`), written into the state (`state`)
-    the state                   put into the user's own context, which llama.cpp alone has touched until then
-    prompt[-tail:], answer      llama.cpp, as ever
+prompt[:leading]            every layer, in a second context on the same weights
+prompt[leading:-tail]       layers below the split there; its graphs are ended at the split (`stopped`)
+late keys and values        computed by ggml from the maps (`late_rows`), written into the state (`state`)
+the state                   put into the user's own context, which llama.cpp alone has touched until then
+prompt[-tail:], answer      llama.cpp, as ever
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 
 from ridgefill.engines.llamacpp import settings as checks
 from ridgefill.engines.llamacpp.gguf_model import GgufModel
-from ridgefill.engines.llamacpp.late_rows import LateRows
+from ridgefill.engines.llamacpp.late_rows import LateRows, Recipe
 from ridgefill.engines.llamacpp.native import llama_cpp
 from ridgefill.engines.llamacpp.self_check import self_check
 from ridgefill.engines.llamacpp.state import SequenceState
@@ -33,14 +35,16 @@ from ridgefill.plan import make_plan
 from ridgefill.settings_file import with_setting
 from ridgefill.stats import PrefillStats
 
-_lib = llama_cpp()
+_lib = llama_cpp()  # refused by name where it is missing or of another release
+from llama_cpp import Llama  # noqa: E402
+
 log = logging.getLogger("ridgefill")
 
 # Below this many fillable rows a second context costs more than the fill saves.
 UNMEASURED_BREAK_EVEN = 256
 
 
-class RidgeLlama(_lib.Llama):  # type: ignore[misc]
+class RidgeLlama(Llama):
     """`llama_cpp.Llama` with the fill: completions, chat, streaming, caches and sampling are its own.
 
     ::
@@ -60,7 +64,7 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
         min_tokens: shorter prompts run exactly; the tail, the leading rows and 256 more unless named.
         map_type: how the maps' matrices are kept in memory: "f32" or "q8_0".
         n_ctx: 0, the default, is the model's own context.
-        kwargs: of `llama_cpp.Llama`.
+        kwargs: of `llama_cpp.Llama`; ``type_k`` and ``type_v`` also by name, such as "q8_0".
 
     Attributes:
         plan: what is filled.
@@ -106,7 +110,7 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
             loaded.check_identity(self._gguf.identity())
         self.plan = make_plan(self._gguf.layers, loaded, **chosen)
         checks.refuse_plan(self.plan)
-        checks.refuse_settings(kwargs)
+        checks.refuse_settings(checks.numbered_types(kwargs))
         context = n_ctx or self._gguf.context
         if context < self.plan.shortest and not isinstance(self.plan.fill, Exact):
             raise SettingError(
@@ -121,12 +125,12 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
         self.stats: PrefillStats | None = None
         self._off = isinstance(self.plan.fill, Exact)
         self._late: LateRows | None = None
-        super().__init__(model_path=str(path), n_ctx=n_ctx, **kwargs)
+        super().__init__(model_path=str(path), n_ctx=n_ctx, **checks.numbered_types(kwargs))
+        weakref.finalize(self, self._stack.close)  # at exit too, while llama_cpp can still free what it made
         self._filled = np.zeros(self.n_ctx(), bool)  # which rows of the cache are filled
         if not self._off:
-            form = self_check(self)
-            rope = _lib.llama_model_rope_type(self._model.model)
-            self._late = LateRows(self._gguf, recipes, form, rope, self.n_threads_batch, map_type)
+            self._form = self_check(self)
+            self._late = self._late_rows(recipes)
 
     @contextmanager
     def exactly(self) -> Iterator[RidgeLlama]:
@@ -136,6 +140,22 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
             yield self
         finally:
             self._off = before
+
+    @contextmanager
+    def filled_by(self, fill: str) -> Iterator[RidgeLlama]:
+        """Prompts within the block are filled by another arm at the same split: "identity", say."""
+        plan, late = self.plan, self._late
+        self.plan = replace(plan, fill=make_plan(self._gguf.layers, fill=fill, split=plan.split).fill)
+        checks.refuse_plan(self.plan)
+        self._late = self._late_rows(checks.recipes(self.plan, self._gguf))
+        self._forget_filled(0)  # another arm's rows
+        try:
+            yield self
+        finally:
+            if self._late is not None:
+                self._late.close()
+            self._forget_filled(0)
+            self.plan, self._late = plan, late
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
         """As `llama_cpp.Llama.generate`; rows of the last prompt are reused where they may be filled in this one."""
@@ -160,13 +180,14 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
             reason = self._why_exact(len(tokens))
             self.stats = PrefillStats(len(tokens), 0, len(tokens), reason=reason)
             if reason is None:
-                tokens = self._fill(tokens)
+                tokens = self._fill(tokens, self.plan.tail)
                 began = time.perf_counter()
                 super().eval(tokens)
                 self._wait()
                 self.stats.seconds["tail"] = time.perf_counter() - began
                 return
-            log.log(logging.INFO if "pay" in reason else logging.WARNING, "this prompt runs exactly: %s", reason)
+            wanted = self._off or reason.endswith("pay")
+            log.log(logging.INFO if wanted else logging.WARNING, "this prompt runs exactly: %s", reason)
         self._filled[past : past + len(tokens)] = False
         super().eval(tokens)
 
@@ -210,6 +231,10 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    def _late_rows(self, recipes: Mapping[int, Recipe]) -> LateRows:
+        rope = _lib.llama_model_rope_type(self._model.model)
+        return LateRows(self._gguf, recipes, self._form, rope, self.n_threads_batch, self._given["map_type"])
+
     def _why_exact(self, count: int) -> str | None:
         """Why ``count`` tokens after what the cache holds must run exactly, or None."""
         total = self.n_tokens + count
@@ -227,16 +252,23 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
         past = self.n_tokens
         return past + count - self.plan.tail - max(past, self.plan.leading)
 
-    def _fill(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Puts the state of all but the tail into the context; returns the tail.
+    def eval_prefix(self, tokens: Sequence[int]) -> None:
+        """Fills the context with all of ``tokens`` but the leading rows; there is no tail yet."""
+        self._fill(tokens, 0)
+
+    def _fill(self, tokens: Sequence[int], tail: int) -> Sequence[int]:
+        """Puts the state of all but the last ``tail`` tokens into the context; returns those.
 
         Args:
             tokens: follow the ``n_tokens`` rows that the context holds.
         """
-        plan, past, late = self.plan, self.n_tokens, self._late
-        if late is None or self.stats is None:
-            raise SettingError("a fill", "this model was closed", "make a new one")
-        stop = past + len(tokens) - plan.tail
+        plan, late = self.plan, self._late
+        past: int = self.n_tokens
+        if late is None:
+            raise SettingError(
+                "a fill", "the fill is off for good, or this model was closed", "make a new one"
+            )
+        stop = past + len(tokens) - tail
         first = max(past, plan.leading)
         began = time.perf_counter()
         with StoppedContext(self._model.model, self.context_params, stop, self._gguf.width) as context:
@@ -253,7 +285,7 @@ class RidgeLlama(_lib.Llama):  # type: ignore[misc]
         self.input_ids[past:stop] = tokens[: stop - past]
         self._filled[past:first] = False
         self._filled[first:stop] = True
-        self._filled[stop : stop + plan.tail] = False
+        self._filled[stop:] = False
         self.n_tokens = stop
         done = time.perf_counter()
         filled = stop - first

@@ -70,7 +70,9 @@ class GgufModel:
         self.path = Path(path).expanduser()
         self.architecture = read_architecture(self.path)
         if self.architecture not in _FAMILIES:
-            self._unsupported(f"llama.cpp's architecture {self.architecture!r} is not among {', '.join(_FAMILIES)}")
+            self._unsupported(
+                f"llama.cpp's architecture {self.architecture!r} is not among {', '.join(_FAMILIES)}"
+            )
         self._ggml = ggml()
         self._file = self._ggml.gguf_init_from_file(str(self.path).encode(), GgufParams(True, None))
         if not self._file:
@@ -113,7 +115,9 @@ class GgufModel:
         if isinstance(found, (int, float)):
             return found
         why = f"its {self.architecture}.{key} is " + ("missing" if found is None else "not one number")
-        raise ModelFileError(f"load {self.path.name}", why, "convert the model again with a current llama.cpp")
+        raise ModelFileError(
+            f"load {self.path.name}", why, "convert the model again with a current llama.cpp"
+        )
 
     def text(self, key: str) -> str | None:
         """A text of the model's metadata, or None."""
@@ -164,7 +168,9 @@ class GgufModel:
         shape = [int(ne[i]) for i in range(4)]
         while len(shape) > 1 and shape[-1] == 1:
             shape.pop()
-        start = self._ggml.gguf_get_data_offset(self._file) + self._ggml.gguf_get_tensor_offset(self._file, at)
+        start = self._ggml.gguf_get_data_offset(self._file) + self._ggml.gguf_get_tensor_offset(
+            self._file, at
+        )
         size = self._ggml.gguf_get_tensor_size(self._file, at)
         data = np.fromfile(self.path, np.uint8, size, offset=start)
         if len(data) != size:
@@ -226,7 +232,9 @@ class GgufModel:
 
     def _unsupported(self, why: str) -> NoReturn:
         raise UnsupportedModelError(
-            f"fill {self.path.name} on llama.cpp", why, "run it exactly with llama-cpp-python, or fill it in transformers"
+            f"fill {self.path.name} on llama.cpp",
+            why,
+            "run it exactly with llama-cpp-python, or fill it in transformers",
         )
 
 
@@ -248,4 +256,3 @@ _DTYPES = {
 def _array(address: int, dtype: type, count: int) -> np.ndarray:
     size = count * np.dtype(dtype).itemsize
     return np.frombuffer(ctypes.string_at(address, size), dtype)
-

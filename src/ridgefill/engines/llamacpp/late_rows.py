@@ -1,14 +1,15 @@
 """What filled rows write in the late layers: keys and values, computed by ggml itself from the source states.
 
-    x = A_l h + b_l        the layer's predicted input, by its recipe
-    x = norm(x)            the model's own rms norm, projections, biases, key norm and rotary embedding,
-    k = rope(W_k x)        on the file's own quantized weights
-    v = W_v x              and both cast to the cache's types
+x = A_l h + b_l        the layer's predicted input, by its recipe
+x = norm(x)            the model's own rms norm, projections, biases, key norm and rotary embedding,
+k = rope(W_k x)        on the file's own quantized weights
+v = W_v x              and both cast to the cache's types
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,14 @@ class CacheForm:
     rotate_values: int = 0
 
 
+def _free(g: Any, allocator: int, buffer: int, work: int, weights: int, backend: int) -> None:
+    g.gallocr_free(allocator)
+    g.backend_buffer_free(buffer)
+    g.free(work)
+    g.free(weights)
+    g.backend_free(backend)
+
+
 class LateRows:
     """Keys and values of late layers as one ggml graph over ``CHUNK`` rows, built once.
 
@@ -77,7 +86,9 @@ class LateRows:
         map_type: str = "f32",
     ) -> None:
         if map_type not in MAP_TYPES:
-            raise SettingError(f"maps as {map_type!r}", "there is no such type", f"use one of {', '.join(MAP_TYPES)}")
+            raise SettingError(
+                f"maps as {map_type!r}", "there is no such type", f"use one of {', '.join(MAP_TYPES)}"
+            )
         self.model, self.form, self.rope_type = model, form, rope_type
         self.map_type = map_type
         self.layers = sorted(recipes)
@@ -102,21 +113,8 @@ class LateRows:
         if not g.gallocr_alloc_graph(self._allocator, graph):
             raise MemoryError("no memory for the late rows' graph")
         self._graph = graph
-
-    def close(self) -> None:
-        """Frees what ggml holds."""
-        if self._backend:
-            g = self._ggml
-            g.gallocr_free(self._allocator)
-            g.backend_buffer_free(self._buffer)
-            g.free(self._work)
-            g.free(self._weights)
-            g.backend_free(self._backend)
-            self._backend = 0
-
-    def __del__(self) -> None:
-        if getattr(self, "_graph", None):
-            self.close()
+        held = self._allocator, self._buffer, self._work, self._weights, self._backend
+        self.close = weakref.finalize(self, _free, g, *held)  # once, at the latest when the process ends
 
     def compute(
         self, states: Mapping[int, np.ndarray], positions: np.ndarray
@@ -184,7 +182,9 @@ class LateRows:
             if rotate:
                 x = g.reshape_2d(ctx, x, rotate, width * model.kv_heads * CHUNK // rotate)
                 x = g.mul_mat(ctx, self._hadamard(rotate), x)
-                g.mul_mat_set_hint(x, 1)  # GGML_HINT_SRC0_IS_HADAMARD: the same fast kernel, so the same rounding
+                g.mul_mat_set_hint(
+                    x, 1
+                )  # GGML_HINT_SRC0_IS_HADAMARD: the same fast kernel, so the same rounding
             x = g.reshape_2d(ctx, x, width * model.kv_heads, CHUNK)
             x = g.cast(ctx, x, kind)
             g.set_output(x)

@@ -1,8 +1,8 @@
 """Before any prompt: does this llama.cpp keep its rows as the engine will write them, for this model?
 
 A few tokens run through every layer in a context of its own. Their state must parse completely, hold the layers where
-they are expected, survive being put back, and the late rows that the engine computes from the layers' true inputs must be
-the rows that llama.cpp itself has written. So a change of layout, of rotary settings or of a projection is refused by
+they are expected and survive being put back, and the late rows that the engine computes from the layers' true inputs
+must be the rows that llama.cpp itself has written. So a change of layout, of rotary settings or of a projection is refused by
 name, before anything is written.
 """
 
@@ -71,7 +71,11 @@ def self_check(llm: RidgeLlama) -> CacheForm:
 
 
 def _compare(
-    llm: RidgeLlama, state: SequenceState, form: CacheForm, inputs: dict[int, np.ndarray], positions: np.ndarray
+    llm: RidgeLlama,
+    state: SequenceState,
+    form: CacheForm,
+    inputs: dict[int, np.ndarray],
+    positions: np.ndarray,
 ) -> None:
     rope = llama_cpp().llama_model_rope_type(llm._model.model)
     rows = LateRows(llm._gguf, {i: Recipe(((i, None),)) for i in inputs}, form, rope, llm.n_threads_batch)
@@ -79,7 +83,8 @@ def _compare(
         order = np.argsort(state.cache_of(layer).positions)
         for what, ours, kind in (("keys", keys, form.key_type), ("values", values, form.value_type)):
             stock = unpacked(state.read(layer, what, order), kind)
-            gap = float(np.linalg.norm(unpacked(ours, kind) - stock) / max(np.linalg.norm(stock), 1e-9))
+            norm = max(float(np.linalg.norm(stock)), 1e-9)
+            gap = float(np.linalg.norm(unpacked(ours, kind) - stock)) / norm
             if not gap <= TOLERANCE:
                 raise UnsupportedModelError(
                     f"fill {llm._gguf.path.name} on llama.cpp",
@@ -91,4 +96,6 @@ def _compare(
 
 def unpacked(rows: np.ndarray, kind: int) -> np.ndarray[Any, Any]:
     """Cache rows [n, bytes] uint8 of ggml's type ``kind`` as float32 [n, width]."""
-    return np.asarray(gguf.dequantize(np.ascontiguousarray(rows), gguf.GGMLQuantizationType(kind)), np.float32)
+    return np.asarray(
+        gguf.dequantize(np.ascontiguousarray(rows), gguf.GGMLQuantizationType(kind)), np.float32
+    )

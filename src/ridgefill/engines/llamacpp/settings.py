@@ -52,6 +52,23 @@ def refuse_settings(asked: Mapping[str, Any]) -> None:
         )
 
 
+def numbered_types(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose cache types, where they are named ("q8_0"), became ggml's numbers.
+
+    Raises:
+        SettingError: no type of that name.
+    """
+    made = dict(asked)
+    for key in ("type_k", "type_v"):
+        if isinstance(name := made.get(key), str):
+            if name.upper() not in gguf.GGMLQuantizationType.__members__:
+                raise SettingError(
+                    f"{key}={name}", "ggml has no such type", f"use one of {', '.join(CACHE_TYPES)}"
+                )
+            made[key] = int(gguf.GGMLQuantizationType[name.upper()])
+    return made
+
+
 def cache_type(name: str, number: int | None) -> str:
     """The type of keys or values by ggml's number, f16 unless named.
 
@@ -87,7 +104,9 @@ def refuse_plan(plan: FillPlan) -> None:
         )
     if plan.corrections:
         raise SettingError(
-            "corrections on llama.cpp", "they are not built there", "leave them out, or use the transformers engine"
+            "corrections on llama.cpp",
+            "they are not built there",
+            "leave them out, or use the transformers engine",
         )
 
 
@@ -139,6 +158,8 @@ def model_file(path: str | Path) -> Path:
     found = Path(path).expanduser()
     if found.suffix != ".gguf" and not found.is_file():
         raise SettingError(
-            f"{path} on llama.cpp", "llama.cpp loads GGUF files alone", "name a .gguf file, or use the transformers engine"
+            f"{path} on llama.cpp",
+            "llama.cpp loads GGUF files alone",
+            "name a .gguf file, or use the transformers engine",
         )
     return found

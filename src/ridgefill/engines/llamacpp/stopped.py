@@ -72,7 +72,9 @@ class StoppedContext:
         """Runs every layer for tokens at positions ``first``, ``first`` + 1, ..."""
         self._run(tokens, first)
 
-    def inputs_of(self, layers: Iterable[int], tokens: Sequence[int], first: int, stop: bool = True) -> dict[int, np.ndarray]:
+    def inputs_of(
+        self, layers: Iterable[int], tokens: Sequence[int], first: int, stop: bool = True
+    ) -> dict[int, np.ndarray]:
         """What enters ``layers`` (from 1 up): layer -> [len(tokens), d] float32.
 
         Args:
@@ -156,7 +158,9 @@ def get_state(context: Any) -> np.ndarray:
     data = np.empty(size, np.uint8)
     done = lib.llama_state_seq_get_data(context, data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), size, 0)
     if done != size:
-        raise RidgeFillError("read llama.cpp's state", f"it gave {done} of {size} bytes", "run exactly (fill='exact')")
+        raise RidgeFillError(
+            "read llama.cpp's state", f"it gave {done} of {size} bytes", "run exactly (fill='exact')"
+        )
     return data
 
 
