@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgefill.engines.llamacpp import prompt_cache
 from ridgefill.engines.llamacpp import settings as checks
 from ridgefill.engines.llamacpp.gguf_model import GgufModel
 from ridgefill.engines.llamacpp.late_rows import LateRows, Recipe
@@ -127,6 +128,7 @@ class RidgeLlama(Llama):
         self._late: LateRows | None = None
         super().__init__(model_path=str(path), n_ctx=n_ctx, **checks.numbered_types(kwargs))
         weakref.finalize(self, self._stack.close)  # at exit too, while llama_cpp can still free what it made
+        self.n_tokens: int
         self._filled = np.zeros(self.n_ctx(), bool)  # which rows of the cache are filled
         if not self._off:
             self._form = self_check(self)
@@ -145,15 +147,15 @@ class RidgeLlama(Llama):
     def filled_by(self, fill: str) -> Iterator[RidgeLlama]:
         """Prompts within the block are filled by another arm at the same split: "identity", say."""
         plan, late = self.plan, self._late
-        self.plan = replace(plan, fill=make_plan(self._gguf.layers, fill=fill, split=plan.split).fill)
-        checks.refuse_plan(self.plan)
-        self._late = self._late_rows(checks.recipes(self.plan, self._gguf))
+        other = replace(plan, fill=make_plan(self._gguf.layers, fill=fill, split=plan.split).fill)
+        checks.refuse_plan(other)
+        rows = self._late_rows(checks.recipes(other, self._gguf))
         self._forget_filled(0)  # another arm's rows
+        self.plan, self._late = other, rows
         try:
             yield self
         finally:
-            if self._late is not None:
-                self._late.close()
+            rows.close()
             self._forget_filled(0)
             self.plan, self._late = plan, late
 
@@ -214,8 +216,9 @@ class RidgeLlama(Llama):
 
     def close(self) -> None:
         """Frees the model."""
-        if getattr(self, "_late", None) is not None:
-            self._late.close()
+        late: LateRows | None = getattr(self, "_late", None)  # none yet where __init__ refused
+        if late is not None:
+            late.close()
             self._late = None
         super().close()
 
@@ -224,6 +227,26 @@ class RidgeLlama(Llama):
         fill = self.plan.fill
         maps = fill.maps.content_hash if isinstance(fill, Ridge) else fill.name
         return f"{self.plan.split} {self.plan.leading} {maps}"
+
+    def save_prompt(self, path: str | Path) -> Path:
+        """Writes what the context holds to a prompt cache file, whole or not at all; its path (`prompt_cache`).
+
+        Raises:
+            OutputError: it cannot be written.
+            PromptError: the context is empty.
+        """
+        return prompt_cache.save(self, path)
+
+    def load_prompt(self, path: str | Path) -> int:
+        """Puts a saved prompt into the context; the number of its tokens.
+
+        A prompt that begins with them then runs from there.
+
+        Raises:
+            PromptCacheError: no such file, damaged, or of another model, other maps or another cache; nothing was
+                touched.
+        """
+        return prompt_cache.load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | self._given
@@ -263,7 +286,7 @@ class RidgeLlama(Llama):
             tokens: follow the ``n_tokens`` rows that the context holds.
         """
         plan, late = self.plan, self._late
-        past: int = self.n_tokens
+        past = int(self.n_tokens)
         if late is None:
             raise SettingError(
                 "a fill", "the fill is off for good, or this model was closed", "make a new one"

@@ -7,6 +7,7 @@ functions take a tenth of one.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,6 +101,16 @@ class GgufModel:
     def name(self) -> str:
         """The file's name without its ending."""
         return self.path.stem
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the file's size, metadata and a sample of its weights: all of them can take minutes."""
+        start = self._ggml.gguf_get_data_offset(self._file)
+        with self.path.open("rb") as file:
+            digest = hashlib.sha256(file.read(start))
+        digest.update(str(self.path.stat().st_size).encode())
+        digest.update(repr(self._sketch()).encode())
+        return digest.hexdigest()
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number of the model's metadata, ``key`` without the architecture.

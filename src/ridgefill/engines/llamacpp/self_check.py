@@ -2,8 +2,8 @@
 
 A few tokens run through every layer in a context of its own. Their state must parse completely, hold the layers where
 they are expected and survive being put back, and the late rows that the engine computes from the layers' true inputs
-must be the rows that llama.cpp itself has written. So a change of layout, of rotary settings or of a projection is refused by
-name, before anything is written.
+must be the rows that llama.cpp itself has written. So a change of layout, of rotary settings or of a projection is
+refused by name, before anything is written.
 """
 
 from __future__ import annotations
