@@ -1,4 +1,4 @@
-"""The command line: fit, check, run, bench, cost, eval, report, tune, ledger, doctor, demo."""
+"""The command line: fit, check, run, serve, bench, cost, eval, report, tune, ledger, export-gguf, doctor, demo."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from ridgefill.cli_bench import bench, cost
 from ridgefill.cli_eval import evaluate
 from ridgefill.cli_ledger import ledger
+from ridgefill.cli_llamacpp import export_gguf, serve
 from ridgefill.cli_suites import report
 from ridgefill.cli_tune import tune
 from ridgefill.console import (
@@ -70,7 +71,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
 app.add_typer(ledger, name="ledger")
-for command in (cost, report, tune):
+for command in (cost, report, tune, serve, export_gguf):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""`run`, `check` and `bench ttft` with ``--engine llamacpp``."""
+"""`run`, `check` and `bench ttft` with ``--engine llamacpp``; `serve`, `export-gguf`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ridgefill.console import EMBEDDED, err, held_out_texts, json_object, numbers, out, what_ran
 from ridgefill.errors import SettingError
+from ridgefill.options import (
+    ENGINE_ARGS,
+    FILL,
+    LEADING,
+    MAPS,
+    MAYBE_MAPS,
+    MODEL,
+    PRESET,
+    SETTING,
+    SPLIT,
+    TAIL,
+)
 
 if TYPE_CHECKING:
     from ridgefill.engines.llamacpp import RidgeLlama
@@ -142,3 +154,60 @@ def bench_llamacpp(
             timed, output / "ttft.png", f"{found['model']}, llama.cpp, split {plan.split}, tail {plan.tail}"
         )
         out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
+
+
+def serve(
+    model: MODEL,
+    maps: MAYBE_MAPS = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(help="Refuse requests without this key.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name in requests; its file's unless named.")
+    ] = None,
+    preset: PRESET = None,
+    tail: TAIL = None,
+    leading: LEADING = None,
+    fill: FILL = None,
+    split: SPLIT = None,
+    setting: SETTING = None,
+    engine_args: ENGINE_ARGS = None,
+) -> None:
+    """An OpenAI-compatible endpoint on llama.cpp: llama-cpp-python's own server, with long prompts filled.
+
+    Example: ridgefill serve model.gguf maps --tail 1024
+
+    What the last prompt's prefill did: GET /ridgefill.
+    """
+    from ridgefill.engines.llamacpp.native import EngineMissingError
+
+    plan = {"preset": preset, "tail": tail, "leading": leading}
+    llm = load_llama(model, maps, split, engine_args, "auto", "auto", fill=fill, setting=setting, **plan)
+    from ridgefill.engines.llamacpp.server import create_app
+
+    application = create_app(llm, name or llm._gguf.name, api_key=api_key)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise EngineMissingError(
+            "serve a GGUF", "uvicorn is missing", 'pip install "ridgefill[server]"'
+        ) from error
+    uvicorn.run(application, host=host, port=port)
+
+
+def export_gguf(
+    maps: MAPS,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The GGUF file to write.")] = Path(
+        "maps.gguf"
+    ),
+) -> None:
+    """Write maps as one GGUF file in Q8_0, a quarter of their size in fp32; --engine llamacpp reads it like a folder.
+
+    Example: ridgefill export-gguf maps/split-15 -o maps-15.gguf
+    """
+    from ridgefill.maps_gguf import load_maps, save_gguf
+
+    written = save_gguf(load_maps(maps), output)
+    out.print(
+        f"{written}   {written.stat().st_size / 1e6:.1f} MB", soft_wrap=True, markup=False, highlight=False
+    )
