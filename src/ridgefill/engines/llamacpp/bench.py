@@ -106,5 +106,5 @@ def environment(llm: RidgeLlama) -> dict[str, Any]:
         "llama_cpp_python": lib.__version__,
         "llama_cpp": {name: int(getattr(params, name)) for name in names},
         "system": lib.llama_print_system_info().decode().strip(),
-        "map_type": llm._given["map_type"],
+        "weights": llm._given["weights"],
     }

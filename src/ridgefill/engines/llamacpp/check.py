@@ -195,7 +195,9 @@ def _from_true_rows(llm: RidgeLlama, prefix: Sequence[int]) -> tuple[np.ndarray,
         for what in ("keys", "values"):
             blank = state.read(layer, what)
             state.write(layer, what, np.arange(len(blank)), np.zeros_like(blank))
-    rows = LateRows(llm._gguf, {i: Recipe(((i, None),)) for i in late}, llm._form, rope, llm.n_threads_batch)
+    rows = LateRows(
+        llm._gguf, {i: Recipe(((i, None),)) for i in late}, llm._form, rope, llm.n_threads_batch, "packed"
+    )
     rows.write(state, inputs, np.arange(len(prefix), dtype=np.int32))
     rows.close()
     gap = 0.0

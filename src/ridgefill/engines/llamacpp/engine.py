@@ -63,7 +63,7 @@ class RidgeLlama(Llama):
         rows, corrections: only none; others are refused.
         setting: a file that `ridgefill tune` wrote; what is named beside it takes precedence.
         min_tokens: shorter prompts run exactly; the tail, the leading rows and 256 more unless named.
-        map_type: how the maps' matrices are kept in memory: "f32" or "q8_0".
+        weights: of the fill, in memory: "f32", fast, or "packed", small (`late_rows.LateRows`).
         n_ctx: 0, the default, is the model's own context.
         kwargs: of `llama_cpp.Llama`; ``type_k`` and ``type_v`` also by name, such as "q8_0".
 
@@ -90,7 +90,7 @@ class RidgeLlama(Llama):
         corrections: Any = None,
         setting: str | Path | None = None,
         min_tokens: int | None = None,
-        map_type: str = "f32",
+        weights: str = "f32",
         n_ctx: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -98,7 +98,7 @@ class RidgeLlama(Llama):
         self._given = {
             "maps": maps, "tail": tail, "leading": leading, "fill": fill, "split": split, "preset": preset,
             "rows": rows, "corrections": corrections, "setting": setting, "min_tokens": min_tokens,
-            "map_type": map_type,
+            "weights": weights,
         }  # fmt: skip
         self._gguf = GgufModel(path)
         loaded = maps if isinstance(maps, RidgeMaps) or maps is None else load_maps(maps)
@@ -188,8 +188,8 @@ class RidgeLlama(Llama):
                 self._wait()
                 self.stats.seconds["tail"] = time.perf_counter() - began
                 return
-            wanted = self._off or reason.endswith("pay")
-            log.log(logging.INFO if wanted else logging.WARNING, "this prompt runs exactly: %s", reason)
+            level = logging.INFO if reason.endswith("pay") else logging.WARNING
+            log.log(logging.DEBUG if self._off else level, "this prompt runs exactly: %s", reason)
         self._filled[past : past + len(tokens)] = False
         super().eval(tokens)
 
@@ -256,7 +256,7 @@ class RidgeLlama(Llama):
 
     def _late_rows(self, recipes: Mapping[int, Recipe]) -> LateRows:
         rope = _lib.llama_model_rope_type(self._model.model)
-        return LateRows(self._gguf, recipes, self._form, rope, self.n_threads_batch, self._given["map_type"])
+        return LateRows(self._gguf, recipes, self._form, rope, self.n_threads_batch, self._given["weights"])
 
     def _why_exact(self, count: int) -> str | None:
         """Why ``count`` tokens after what the cache holds must run exactly, or None."""

@@ -24,7 +24,7 @@ from ridgefill.errors import SettingError
 
 F32, I32 = 0, 26  # ggml's numbers
 # f16 is not among them: ggml would round the states to f16 as well, and Gemma's exceed its range.
-MAP_TYPES = {"f32": F32, "q8_0": int(gguf.GGMLQuantizationType.Q8_0)}
+WEIGHTS = ("f32", "packed")
 CHUNK = 512  # rows of one pass through the graph
 
 
@@ -73,7 +73,8 @@ class LateRows:
         form: of the cache that the rows are for.
         rope_type: llama.cpp's number of the model's rotary embedding (`llama_model_rope_type`).
         threads: ggml's.
-        map_type: how the recipes' matrices are kept: "f32" or "q8_0".
+        weights: "f32", fast: matrices and projections in fp32; or "packed", small: matrices in Q8_0, projections as
+            the file has them, whose products then are llama.cpp's own to the bit.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class LateRows:
         form: CacheForm,
         rope_type: int,
         threads: int,
-        map_type: str = "f32",
+        weights: str = "f32",
     ) -> None:
-        if map_type not in MAP_TYPES:
+        if weights not in WEIGHTS:
             raise SettingError(
-                f"maps as {map_type!r}", "there is no such type", f"use one of {', '.join(MAP_TYPES)}"
+                f"weights={weights!r}", "there is no such form", f"use one of {', '.join(WEIGHTS)}"
             )
         self.model, self.form, self.rope_type = model, form, rope_type
-        self.map_type = map_type
+        self._packed = weights == "packed"
         self.layers = sorted(recipes)
         self.sources = sorted({s for recipe in recipes.values() for s, _ in recipe.terms})
         self._ggml = g = ggml()
@@ -220,10 +221,11 @@ class LateRows:
         return both[0], both[1]
 
     def _matrix(self, matrix: np.ndarray) -> int:
-        kind = MAP_TYPES[self.map_type]
         plain = np.ascontiguousarray(matrix, np.float32)
-        data = gguf.quantize(plain, gguf.GGMLQuantizationType(kind))
-        return self._constant(kind, data, matrix.shape)
+        if not self._packed or matrix.shape[1] % 32:
+            return self._constant(F32, plain)
+        kind = gguf.GGMLQuantizationType.Q8_0
+        return self._constant(int(kind), gguf.quantize(plain, kind), matrix.shape)
 
     def _hadamard(self, n: int) -> int:
         """Sylvester's matrix over sqrt(n), as llama.cpp builds it."""
@@ -238,8 +240,10 @@ class LateRows:
         found = self.model.tensor(name)
         return None if found is None else self._weight(found)
 
-    def _weight(self, packed: Packed) -> int:
-        return self._constant(packed.type, packed.data, packed.shape)
+    def _weight(self, held: Packed) -> int:
+        if self._packed:
+            return self._constant(held.type, held.data, held.shape)
+        return self._constant(F32, np.asarray(held.unpacked(), np.float32))
 
     def _constant(self, kind: int, data: np.ndarray, shape: tuple[int, ...] | None = None) -> int:
         g, shape = self._ggml, data.shape if shape is None else shape

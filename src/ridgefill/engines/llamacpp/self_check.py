@@ -78,7 +78,9 @@ def _compare(
     positions: np.ndarray,
 ) -> None:
     rope = llama_cpp().llama_model_rope_type(llm._model.model)
-    rows = LateRows(llm._gguf, {i: Recipe(((i, None),)) for i in inputs}, form, rope, llm.n_threads_batch)
+    rows = LateRows(
+        llm._gguf, {i: Recipe(((i, None),)) for i in inputs}, form, rope, llm.n_threads_batch, "packed"
+    )
     for _, layer, keys, values in rows.compute(inputs, positions):
         order = np.argsort(state.cache_of(layer).positions)
         for what, ours, kind in (("keys", keys, form.key_type), ("values", values, form.value_type)):
