@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python results/llamacpp/late.py MAPS [--rows 7152] [--threads 1]
 
-Each way gets the split states [rows, d] and gives the cache's f16 keys and values of every late layer: numpy and torch
-on weights dequantised to fp32 once; ggml in fp32, or packed: maps in Q8_0, projections as the file has them.
+Each way gets the split states [rows, d] and gives the cache's f16 keys and values of every late layer: numpy and
+torch on weights dequantised to fp32 once; ggml in fp32, or packed: maps in Q8_0, projections as the file has them.
 """
 
 from __future__ import annotations

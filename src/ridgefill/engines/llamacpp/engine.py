@@ -220,7 +220,8 @@ class RidgeLlama(Llama):
         if late is not None:
             late.close()
             self._late = None
-        super().close()
+        if hasattr(self, "_stack"):
+            super().close()
 
     def fill_key(self) -> str:
         """What two fills must share for their rows to be interchangeable; rows of another tail are."""
