@@ -82,8 +82,9 @@ def test_both_engines_fill_alike(name, text):
     ours = [first_token(llm, ids, exact=e)[0] for e in (True, False)]
     between = [kl(a.numpy(), b) for a, b in zip((exact, filled), ours, strict=True)]
     cost = kl(exact.numpy(), filled.numpy())
-    print(
-        f"{name}: KL transformers to llama.cpp, exact {between[0]:.4f}, filled {between[1]:.4f}; of the fill {cost:.4f}"
+    found = (
+        f"transformers to llama.cpp exact {between[0]:.4f}, filled {between[1]:.4f}; of the fill {cost:.4f}"
     )
+    print(f"{name}, KL of the first token: {found}")
     assert between[0] < 0.05 and between[1] < max(0.05, 4 * between[0])
     assert cost > 2 * between[1]  # the fill did something, and both did the same

@@ -185,7 +185,7 @@ def compare_with_stock(llm: RidgeLlama, ids: Sequence[int]) -> list[Verdict]:
 
 def _from_true_rows(llm: RidgeLlama, prefix: Sequence[int]) -> tuple[np.ndarray, float]:
     """An exact run's state, its late rows written anew from the layers' true inputs, and how far those are off."""
-    late, rope = range(llm.plan.split, llm._gguf.layers), llama_cpp().llama_model_rope_type(llm._model.model)
+    late = range(llm.plan.split, llm._gguf.layers)
     with StoppedContext(llm._model.model, llm.context_params, len(prefix), llm._gguf.width) as context:
         inputs = context.inputs_of(late, prefix, 0, stop=False)
         data = context.state()
@@ -196,7 +196,12 @@ def _from_true_rows(llm: RidgeLlama, prefix: Sequence[int]) -> tuple[np.ndarray,
             blank = state.read(layer, what)
             state.write(layer, what, np.arange(len(blank)), np.zeros_like(blank))
     rows = LateRows(
-        llm._gguf, {i: Recipe(((i, None),)) for i in late}, llm._form, rope, llm.n_threads_batch, "packed"
+        llm._gguf,
+        {i: Recipe(((i, None),)) for i in late},
+        llm._form,
+        llm.rope_type,
+        llm.n_threads_batch,
+        "packed",
     )
     rows.write(state, inputs, np.arange(len(prefix), dtype=np.int32))
     rows.close()

@@ -25,6 +25,7 @@ from ridgefill.engines.llamacpp import settings as checks
 from ridgefill.engines.llamacpp.gguf_model import GgufModel
 from ridgefill.engines.llamacpp.late_rows import LateRows, Recipe
 from ridgefill.engines.llamacpp.native import llama_cpp
+from ridgefill.engines.llamacpp.reader import choose
 from ridgefill.engines.llamacpp.self_check import self_check
 from ridgefill.engines.llamacpp.state import SequenceState
 from ridgefill.engines.llamacpp.stopped import StoppedContext, get_state, set_state
@@ -60,7 +61,8 @@ class RidgeLlama(Llama):
         model_path: a GGUF file.
         maps: maps, their folder, hub name or GGUF file; the ridge fill needs them.
         tail, leading, fill, split, preset: as in `ridgefill.filling`; fills are "ridge", "identity" and "exact".
-        rows, corrections: only none; others are refused.
+        rows: a selector, or its text: whole spans, not scattered rows: each run of rows is decoded by itself.
+        corrections: only none; others are refused.
         setting: a file that `ridgefill tune` wrote; what is named beside it takes precedence.
         min_tokens: shorter prompts run exactly; the tail, the leading rows and 256 more unless named.
         weights: of the fill, in memory: "f32", fast, or "packed", small (`late_rows.LateRows`).
@@ -70,6 +72,7 @@ class RidgeLlama(Llama):
     Attributes:
         plan: what is filled.
         stats: `PrefillStats` of the last prompt, None before the first.
+        question: rows [first, stop) of the next prompts' question, for selectors; None: they end with it.
 
     Raises:
         UnsupportedModelError, ModelFileError, MapsMismatchError, SettingError: by name, before weights are read.
@@ -110,7 +113,7 @@ class RidgeLlama(Llama):
         if loaded is not None:
             loaded.check_identity(self._gguf.identity())
         self.plan = make_plan(self._gguf.layers, loaded, **chosen)
-        checks.refuse_plan(self.plan)
+        checks.refuse_plan(self.plan, self._gguf)
         checks.refuse_settings(checks.numbered_types(kwargs))
         context = n_ctx or self._gguf.context
         if context < self.plan.shortest and not isinstance(self.plan.fill, Exact):
@@ -124,6 +127,7 @@ class RidgeLlama(Llama):
         unmeasured = self.plan.shortest - 1 + UNMEASURED_BREAK_EVEN
         self.min_tokens = max(unmeasured if min_tokens is None else min_tokens, self.plan.shortest)
         self.stats: PrefillStats | None = None
+        self.question: tuple[int, int] | None = None
         self._off = isinstance(self.plan.fill, Exact)
         self._late: LateRows | None = None
         super().__init__(model_path=str(path), n_ctx=n_ctx, **checks.numbered_types(kwargs))
@@ -148,7 +152,7 @@ class RidgeLlama(Llama):
         """Prompts within the block are filled by another arm at the same split: "identity", say."""
         plan, late = self.plan, self._late
         other = replace(plan, fill=make_plan(self._gguf.layers, fill=fill, split=plan.split).fill)
-        checks.refuse_plan(other)
+        checks.refuse_plan(other, self._gguf)
         rows = self._late_rows(checks.recipes(other, self._gguf))
         self._forget_filled(0)  # another arm's rows
         self.plan, self._late = other, rows
@@ -227,7 +231,7 @@ class RidgeLlama(Llama):
         """What two fills must share for their rows to be interchangeable; rows of another tail are."""
         fill = self.plan.fill
         maps = fill.maps.content_hash if isinstance(fill, Ridge) else fill.name
-        return f"{self.plan.split} {self.plan.leading} {maps}"
+        return f"{self.plan.split} {self.plan.leading} {maps} {self.plan.rows or ''}".rstrip()
 
     def save_prompt(self, path: str | Path) -> Path:
         """Writes what the context holds to a prompt cache file, whole or not at all; its path (`prompt_cache`).
@@ -255,9 +259,14 @@ class RidgeLlama(Llama):
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    @property
+    def rope_type(self) -> int:
+        """llama.cpp's number of the model's rotary embedding."""
+        return int(_lib.llama_model_rope_type(self._model.model))
+
     def _late_rows(self, recipes: Mapping[int, Recipe]) -> LateRows:
-        rope = _lib.llama_model_rope_type(self._model.model)
-        return LateRows(self._gguf, recipes, self._form, rope, self.n_threads_batch, self._given["weights"])
+        threads, weights = self.n_threads_batch, self._given["weights"]
+        return LateRows(self._gguf, recipes, self._form, self.rope_type, threads, weights)
 
     def _why_exact(self, count: int) -> str | None:
         """Why ``count`` tokens after what the cache holds must run exactly, or None."""
@@ -294,27 +303,48 @@ class RidgeLlama(Llama):
             )
         stop = past + len(tokens) - tail
         first = max(past, plan.leading)
+        ids = [*self.input_ids[:past].tolist(), *tokens]
         began = time.perf_counter()
-        with StoppedContext(self._model.model, self.context_params, stop, self._gguf.width) as context:
+        chooses = plan.rows is not None and tail > 0
+        # rows that are run anew stand beside the old ones for a moment
+        room = len(ids) + int(self.context_params.n_ubatch) if chooses else stop
+        with StoppedContext(
+            self._model.model, self.context_params, room, self._gguf.width, 2 if chooses else 1
+        ) as context:
             if past:
                 self._ctx.kv_cache_seq_rm(-1, past, -1)
                 context.set_state(get_state(self._ctx.ctx))
             if first > past:
                 context.decode(tokens[: first - past], past)
             states = context.inputs_of(late.sources, tokens[first - past : stop - past], first)
+            asked: dict[int, np.ndarray] = {}
+            if chooses and plan.rows is not None and plan.rows.attends:
+                asked = context.inputs_of(range(1, plan.split + 1), ids[stop:], stop)
             lower = time.perf_counter()
             data = context.state()
-        late.write(SequenceState(data, self._gguf.caches), states, np.arange(first, stop, dtype=np.int32))
+            state = SequenceState(data, self._gguf.caches)
+            late.write(state, states, np.arange(first, stop, dtype=np.int32))
+            filled = time.perf_counter()
+            chosen = np.empty(0, np.int32)
+            if chooses:
+                chosen = choose(self, state, ids, asked, stop)
+                chosen = chosen[chosen >= first]
+                context.set_state(data)
+                context.replace_rows(ids[:stop], chosen)
+                data = context.state()
+        selected = time.perf_counter()
         set_state(self._ctx.ctx, data)
         self.input_ids[past:stop] = tokens[: stop - past]
         self._filled[past:first] = False
         self._filled[first:stop] = True
         self._filled[stop:] = False
         self.n_tokens = stop
-        done = time.perf_counter()
-        filled = stop - first
-        self.stats = PrefillStats(len(tokens), filled, len(tokens) - filled, fill=plan.fill.name)
-        self.stats.seconds.update(lower=lower - began, fill=done - lower)
+        self._filled[chosen] = False
+        count = stop - first - len(chosen)
+        self.stats = PrefillStats(len(tokens), count, len(tokens) - count, len(chosen), plan.fill.name)
+        self.stats.seconds.update(lower=lower - began, fill=filled - lower + time.perf_counter() - selected)
+        if chooses:
+            self.stats.seconds["select"] = selected - filled
         return tokens[stop - past :]
 
     def _forget_filled(self, count: int) -> None:

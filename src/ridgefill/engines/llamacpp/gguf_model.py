@@ -84,6 +84,7 @@ class GgufModel:
         self.kv_heads = int(self.number("attention.head_count_kv", self.heads))
         self.key_width = int(self.number("attention.key_length", self.width // self.heads))
         self.value_width = int(self.number("attention.value_length", self.width // self.heads))
+        self.softcap = self.number("attn_logit_softcapping", 0.0)
         self.eps = self.number("attention.layer_norm_rms_epsilon")
         self.context = int(self.number("context_length"))
         if self.tensor("blk.0.attn_k.weight") is None:

@@ -25,6 +25,7 @@ from ridgefill.errors import SettingError
 F32, I32 = 0, 26  # ggml's numbers
 # f16 is not among them: ggml would round the states to f16 as well, and Gemma's exceed its range.
 WEIGHTS = ("f32", "packed")
+_IS_HADAMARD = 1  # GGML_HINT_SRC0_IS_HADAMARD
 CHUNK = 512  # rows of one pass through the graph
 
 
@@ -165,33 +166,38 @@ class LateRows:
                     state.write(layer, "values", cells, values[there])
 
     def _layer(self, layer: int, recipe: Recipe, graph: int) -> tuple[int, int]:
-        g, ctx, model = self._ggml, self._work, self.model
-        k, v = self._project(layer, self._predict(recipe))
-        k = g.reshape_3d(ctx, k, model.key_width, model.kv_heads, CHUNK)
-        if (norm := self._weight_named(f"blk.{layer}.attn_k_norm.weight")) is not None:
-            k = g.mul(ctx, g.rms_norm(ctx, k, model.eps), norm)
-        dims, base, scale = model.rope(layer)
-        factors = self._factors if self.model.architecture == "llama" else None
-        k = g.rope_ext(
-            ctx, k, self._positions, factors, dims, self.rope_type, model.context, base, scale, 0, 1, 32, 1
+        """The two tensors that a layer gives: keys and values in the cache's form."""
+        model, form = self.model, self.form
+        x = self._normed(layer, self._predict(recipe))
+        k = self._turned(layer, self._project(layer, "attn_k", x), model.kv_heads, "attn_k_norm")
+        v = self._project(layer, "attn_v", x)
+        return (
+            self._out_as(graph, k, model.key_width * model.kv_heads, form.rotate_keys, form.key_type),
+            self._out_as(graph, v, model.value_width * model.kv_heads, form.rotate_values, form.value_type),
         )
-        outs = []
-        for x, width, rotate, kind in (
-            (k, model.key_width, self.form.rotate_keys, self.form.key_type),
-            (v, model.value_width, self.form.rotate_values, self.form.value_type),
-        ):
-            if rotate:
-                x = g.reshape_2d(ctx, x, rotate, width * model.kv_heads * CHUNK // rotate)
-                x = g.mul_mat(ctx, self._hadamard(rotate), x)
-                g.mul_mat_set_hint(
-                    x, 1
-                )  # GGML_HINT_SRC0_IS_HADAMARD: the same fast kernel, so the same rounding
-            x = g.reshape_2d(ctx, x, width * model.kv_heads, CHUNK)
-            x = g.cast(ctx, x, kind)
-            g.set_output(x)
-            g.build_forward_expand(graph, x)
-            outs.append(x)
-        return outs[0], outs[1]
+
+    def _turned(self, layer: int, x: int, heads: int, norm_name: str) -> int:
+        """Keys or queries [heads x width, CHUNK] after their own norm, if any, and the rotary embedding."""
+        g, ctx, model = self._ggml, self._work, self.model
+        x = g.reshape_3d(ctx, x, model.key_width, heads, CHUNK)
+        if (norm := self._weight_named(f"blk.{layer}.{norm_name}.weight")) is not None:
+            x = g.mul(ctx, g.rms_norm(ctx, x, model.eps), norm)
+        dims, base, scale = model.rope(layer)
+        factors = self._factors if model.architecture == "llama" else None
+        rest = (model.context, base, scale, 0, 1, 32, 1)  # no yarn
+        return int(g.rope_ext(ctx, x, self._positions, factors, dims, self.rope_type, *rest))
+
+    def _out_as(self, graph: int, x: int, width: int, rotate: int, kind: int) -> int:
+        """A result [width, CHUNK] of the graph, in the cache's form."""
+        g, ctx = self._ggml, self._work
+        if rotate:
+            x = g.reshape_2d(ctx, x, rotate, width * CHUNK // rotate)
+            x = g.mul_mat(ctx, self._hadamard(rotate), x)
+            g.mul_mat_set_hint(x, _IS_HADAMARD)  # the same fast kernel as llama.cpp's, so the same rounding
+        x = g.cast(ctx, g.reshape_2d(ctx, x, width, CHUNK), kind)
+        g.set_output(x)
+        g.build_forward_expand(graph, x)
+        return int(x)
 
     def _predict(self, recipe: Recipe) -> int:
         """The layer's input [d, CHUNK] by its recipe."""
@@ -207,18 +213,18 @@ class LateRows:
             total = g.add(ctx, total, self._constant(F32, np.ascontiguousarray(recipe.bias, np.float32)))
         return int(total)
 
-    def _project(self, layer: int, x: int) -> tuple[int, int]:
-        """Keys before the rotary embedding and values, [kv heads x width, CHUNK]."""
+    def _normed(self, layer: int, x: int) -> int:
         g, ctx = self._ggml, self._work
         norm = self._weight(self.model.needed(f"blk.{layer}.attn_norm.weight"))
-        x = g.mul(ctx, g.rms_norm(ctx, x, self.model.eps), norm)
-        both = []
-        for name in ("attn_k", "attn_v"):
-            y = g.mul_mat(ctx, self._weight(self.model.needed(f"blk.{layer}.{name}.weight")), x)
-            if (bias := self._weight_named(f"blk.{layer}.{name}.bias")) is not None:
-                y = g.add(ctx, y, bias)
-            both.append(y)
-        return both[0], both[1]
+        return int(g.mul(ctx, g.rms_norm(ctx, x, self.model.eps), norm))
+
+    def _project(self, layer: int, name: str, x: int) -> int:
+        """[heads x width, CHUNK] of a normed input [d, CHUNK], by the projection of that name."""
+        g, ctx = self._ggml, self._work
+        y = g.mul_mat(ctx, self._weight(self.model.needed(f"blk.{layer}.{name}.weight")), x)
+        if (bias := self._weight_named(f"blk.{layer}.{name}.bias")) is not None:
+            y = g.add(ctx, y, bias)
+        return int(y)
 
     def _matrix(self, matrix: np.ndarray) -> int:
         plain = np.ascontiguousarray(matrix, np.float32)

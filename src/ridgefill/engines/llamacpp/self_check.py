@@ -77,9 +77,13 @@ def _compare(
     inputs: dict[int, np.ndarray],
     positions: np.ndarray,
 ) -> None:
-    rope = llama_cpp().llama_model_rope_type(llm._model.model)
     rows = LateRows(
-        llm._gguf, {i: Recipe(((i, None),)) for i in inputs}, form, rope, llm.n_threads_batch, "packed"
+        llm._gguf,
+        {i: Recipe(((i, None),)) for i in inputs},
+        form,
+        llm.rope_type,
+        llm.n_threads_batch,
+        "packed",
     )
     for _, layer, keys, values in rows.compute(inputs, positions):
         order = np.argsort(state.cache_of(layer).positions)

@@ -88,7 +88,7 @@ def cache_type(name: str, number: int | None) -> str:
     return found
 
 
-def refuse_plan(plan: FillPlan) -> None:
+def refuse_plan(plan: FillPlan, model: GgufModel) -> None:
     """Raises SettingError for what a plan asks and llama.cpp cannot do."""
     if not isinstance(plan.fill, (Ridge, Identity, Exact)):
         raise SettingError(
@@ -96,10 +96,18 @@ def refuse_plan(plan: FillPlan) -> None:
             "only ridge, identity and exact run there",
             "use one of these, or the transformers engine",
         )
-    if plan.rows is not None:
+    if plan.rows is not None and plan.rows.probes:
         raise SettingError(
             f"rows chosen by {plan.rows} on llama.cpp",
-            "llama.cpp decodes a sequence in order of its positions, and this engine places no row in its middle",
+            "late attention is not read there",
+            "use another selector",
+        )
+    if plan.rows is not None and (model.window is not None or model.softcap):
+        raise SettingError(
+            f"rows chosen by {plan.rows} in {model.path.name} on llama.cpp",
+            "layers with a sliding window keep no rows before it, which such rows would read"
+            if model.window is not None
+            else "its attention's logits are capped, which is not read there",
             "leave the rows out, make the tail longer, or use the transformers engine",
         )
     if plan.corrections:

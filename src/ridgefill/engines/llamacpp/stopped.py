@@ -24,17 +24,19 @@ class StoppedContext:
         model: llama.cpp's model pointer.
         params: `llama_context_params` of the user's context, from which all but the length is taken.
         rows: prompt rows that it must hold.
+        sequences: 2 where rows are to be put into the middle of the prompt (`replace_rows`).
         width: of the hidden state, d.
 
     Raises:
         PromptError: no memory for it.
     """
 
-    def __init__(self, model: Any, params: Any, rows: int, width: int) -> None:
+    def __init__(self, model: Any, params: Any, rows: int, width: int, sequences: int = 1) -> None:
         self._lib, self._ggml, self.width = llama_cpp(), ggml(), width
         mine = type(params).from_buffer_copy(params)
         mine.n_ctx = -(-rows // 256) * 256
         mine.embeddings = False
+        mine.n_seq_max, mine.kv_unified = sequences, sequences > 1  # one buffer: rows can belong to both
         # One graph a call: whatever part of it is asked about after the stop belongs to that graph.
         self._batch_size = min(int(mine.n_ubatch), mine.n_ctx)
         mine.n_batch = mine.n_ubatch = self._batch_size
@@ -108,14 +110,36 @@ class StoppedContext:
         """Puts a sequence's state, [bytes] uint8, in place of its own."""
         set_state(self._context, data)
 
-    def _run(self, tokens: Sequence[int], first: int) -> None:
+    def replace_rows(self, tokens: Sequence[int], chosen: np.ndarray) -> None:
+        """Runs every layer for some rows in the middle of what the context holds, in place of those that are there.
+
+        llama.cpp decodes a sequence in order of its positions only. So each run of chosen rows is decoded in a second
+        sequence, which shares the cells before it, and whose new cells then take the places of the old ones.
+
+        Args:
+            tokens: of all rows that are held, from position 0 on.
+            chosen: their positions, ascending.
+        """
+        lib, memory, done = self._lib, self._lib.llama_get_memory(self._context), 0
+        lib.llama_memory_seq_rm(memory, 0, len(tokens), -1)
+        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1) if len(chosen) else ():
+            for first in range(int(run[0]), int(run[-1]) + 1, self._batch_size):
+                stop = min(first + self._batch_size, int(run[-1]) + 1)
+                lib.llama_memory_seq_cp(memory, 0, 1, done, first)
+                self._run(tokens[first:stop], first, sequence=1)
+                lib.llama_memory_seq_rm(memory, 0, first, stop)
+                lib.llama_memory_seq_cp(memory, 1, 0, first, stop)
+                done = stop
+        lib.llama_memory_seq_rm(memory, 1, -1, -1)
+
+    def _run(self, tokens: Sequence[int], first: int, sequence: int = 0) -> None:
         self._seen, batch = {}, self._batch
         for start in range(0, len(tokens), self._batch_size):
             part = tokens[start : start + self._batch_size]
             batch.n_tokens = len(part)
             for i, token in enumerate(part):
                 batch.token[i], batch.pos[i] = token, first + start + i
-                batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 0
+                batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, sequence, 0
             self._stopped = False
             code = self._lib.llama_decode(self._context, batch)
             if self._error is not None:
