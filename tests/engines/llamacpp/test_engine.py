@@ -163,7 +163,7 @@ def test_exact_has_no_fill_at_all(path):
     ("given", "error", "why"),
     [
         ({"n_ctx": 16}, SettingError, "nothing of it would be filled"),
-        ({"rows": "attention(0.1)"}, SettingError, "order of its positions"),
+        ({"corrections": "value_rescale(8)"}, SettingError, "not built there"),
         ({"type_k": "q4_0"}, SettingError, "never written and compared"),
         ({"weights": "f16"}, SettingError, "no such form"),
         ({"fill": "ridge"}, SettingError, "needs maps"),

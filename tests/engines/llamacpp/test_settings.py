@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from ridgefill.engines.llamacpp.settings import (
@@ -55,17 +58,22 @@ def test_cache_types_go_by_name_too():
         numbered_types({"type_k": "q99"})
 
 
+PLAIN = SimpleNamespace(window=None, softcap=0.0, path=Path("m.gguf"))
+
+
 @pytest.mark.parametrize(
-    ("plan", "why"),
+    ("plan", "model", "why"),
     [
-        ({"fill": "none"}, "only ridge, identity and exact"),
-        ({"fill": "identity", "rows": "attention(0.1)"}, "in order of its positions"),
-        ({"fill": "identity", "corrections": "value_rescale(64)"}, "not built there"),
+        ({"fill": "none"}, {}, "only ridge, identity and exact"),
+        ({"fill": "identity", "rows": "attention(0.1)"}, {"window": 512}, "sliding window keep no rows"),
+        ({"fill": "identity", "rows": "attention(0.1)"}, {"softcap": 50.0}, "logits are capped"),
+        ({"fill": "identity", "rows": "probe(0.1)"}, {}, "late attention is not read"),
+        ({"fill": "identity", "corrections": "value_rescale(64)"}, {}, "not built there"),
     ],
 )
-def test_plans_that_llama_cpp_cannot_run_are_refused(plan, why):
+def test_plans_that_llama_cpp_cannot_run_are_refused(plan, model, why):
     with pytest.raises(SettingError, match=why):
-        refuse_plan(make_plan(8, split=4, **plan))
+        refuse_plan(make_plan(8, split=4, **plan), SimpleNamespace(**vars(PLAIN) | model))
 
 
 def test_only_gguf_files_run_there(tmp_path):

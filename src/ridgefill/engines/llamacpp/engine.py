@@ -34,6 +34,7 @@ from ridgefill.fill import Exact, Ridge
 from ridgefill.maps import RidgeMaps
 from ridgefill.maps_gguf import load_maps
 from ridgefill.plan import make_plan
+from ridgefill.rows.reader import CAPTURED
 from ridgefill.settings_file import with_setting
 from ridgefill.stats import PrefillStats
 
@@ -316,10 +317,7 @@ class RidgeLlama(Llama):
                 context.set_state(get_state(self._ctx.ctx))
             if first > past:
                 context.decode(tokens[: first - past], past)
-            states = context.inputs_of(late.sources, tokens[first - past : stop - past], first)
-            asked: dict[int, np.ndarray] = {}
-            if chooses and plan.rows is not None and plan.rows.attends:
-                asked = context.inputs_of(range(1, plan.split + 1), ids[stop:], stop)
+            states, asked = self._lower(context, ids, first, stop, chooses)
             lower = time.perf_counter()
             data = context.state()
             state = SequenceState(data, self._gguf.caches)
@@ -346,6 +344,31 @@ class RidgeLlama(Llama):
         if chooses:
             self.stats.seconds["select"] = selected - filled
         return tokens[stop - past :]
+
+    def _lower(
+        self, context: StoppedContext, ids: Sequence[int], first: int, stop: int, chooses: bool
+    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+        """Layers below the split for rows ``first`` to ``stop``, and for the tail too where its attention is read.
+
+        Returns:
+            The split states, and what entered the lower layers of the last rows (`reader.choose`).
+        """
+        sources = set() if self._late is None else set(self._late.sources)
+        if not (chooses and self.plan.rows is not None and self.plan.rows.attends):
+            return context.inputs_of(sources, ids[first:stop], first), {}
+        read = range(1, self.plan.split + 1)
+        ask = min(stop, max(first, len(ids) - CAPTURED))
+        parts = [
+            context.inputs_of(wanted, ids[a:b], a)
+            for wanted, a, b in (
+                (sources, first, ask),
+                (sources | set(read), ask, stop),
+                (set(read), stop, len(ids)),
+            )
+            if a < b
+        ]
+        split = {s: np.concatenate([p[s] for p in parts])[: stop - first] for s in sources}
+        return split, {i: np.concatenate([p[i] for p in parts if set(read) <= set(p)]) for i in read}
 
     def _forget_filled(self, count: int) -> None:
         """Gives up cached rows from the first that is filled and must be exact in a prompt of ``count`` tokens."""

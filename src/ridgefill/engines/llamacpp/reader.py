@@ -19,6 +19,7 @@ from ridgefill.engines.llamacpp.self_check import unpacked
 from ridgefill.engines.llamacpp.tokenizer import GgufTokenizer
 from ridgefill.errors import SettingError
 from ridgefill.rows.base import Prompt
+from ridgefill.rows.reader import CAPTURED
 
 if TYPE_CHECKING:
     from ridgefill.engines.llamacpp.engine import RidgeLlama
@@ -43,9 +44,10 @@ class GgufReader:
 
     Attributes:
         state: rows of the whole prompt, whose keys are there up to the split layer's of the prefix.
-        queries: layer -> [T, heads, width] of the tail's rows.
-        split_keys: [T, kv heads, width], the tail's in the split layer.
+        queries: layer -> [k, heads, width] of the prompt's last rows.
+        split_keys: [k, kv heads, width], theirs in the split layer.
         prefix: rows before the tail, m.
+        start: the first of the last rows.
     """
 
     llm: RidgeLlama
@@ -53,6 +55,7 @@ class GgufReader:
     queries: dict[int, np.ndarray]
     split_keys: np.ndarray
     prefix: int
+    start: int
 
     @property
     def split(self) -> int:
@@ -73,7 +76,7 @@ class GgufReader:
         """[layers, heads, m]: attention of the prefix rows from the query rows, summed over the queries.
 
         Raises:
-            SettingError: layers above the split, or query rows before the tail.
+            SettingError: layers above the split, or query rows before those that were kept.
         """
         if not layers or any(i not in self.queries for i in layers):
             raise SettingError(
@@ -81,10 +84,10 @@ class GgufReader:
                 f"layers 1 to {self.split} can be read",
                 "name some of those",
             )
-        if queries.start < self.prefix:
+        if queries.start < self.start:
             raise SettingError(
                 f"attention from row {queries.start} on llama.cpp",
-                f"the tail's rows, from {self.prefix} on, can be asked for",
+                f"the tail's rows and the last {CAPTURED}, from {self.start} on, can be asked for",
                 "use a longer tail or a shorter window",
             )
         return torch.stack([self._lower(i, queries, peak) for i in layers])
@@ -95,8 +98,8 @@ class GgufReader:
         rows = unpacked(self.state.read(layer, "keys", order), self.llm._form.key_type)
         keys = torch.from_numpy(rows.reshape(len(order), model.kv_heads, -1).copy())
         if layer == self.split:
-            keys[m:] = torch.from_numpy(self.split_keys)
-        asked = torch.from_numpy(self.queries[layer][queries.start - m : queries.stop - m])
+            keys[m:] = torch.from_numpy(self.split_keys[m - self.start :])
+        asked = torch.from_numpy(self.queries[layer][queries.start - self.start : queries.stop - self.start])
         each = model.heads // model.kv_heads
         out = []
         for head in range(model.heads):
@@ -124,23 +127,25 @@ def choose(
 
     Args:
         state: rows of the whole prompt.
-        inputs: layer -> [T, d] of the tail's rows, of layers 1 to the split; none if nothing reads attention.
+        inputs: layer -> [k, d], what entered layers 1 to the split of the prompt's last rows; none where nothing reads
+            attention.
         prefix: m.
     """
     plan, reader = llm.plan, None
     if plan.rows is None:
         return np.empty(0, np.int32)
     if inputs:
+        start = len(ids) - len(inputs[plan.split])
         recipes = {i: Recipe(((i, None),)) for i in inputs}
         rows = QueryRows(llm._gguf, recipes, llm._form, llm.rope_type, llm.n_threads_batch)
         parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {i: [] for i in inputs}
-        for _, layer, q, k in rows.compute(inputs, np.arange(prefix, len(ids), dtype=np.int32)):
+        for _, layer, q, k in rows.compute(inputs, np.arange(start, len(ids), dtype=np.int32)):
             parts[layer].append((q.view(np.float32), k.view(np.float32)))
         rows.close()
-        count, width = len(ids) - prefix, llm._gguf.key_width
+        count, width = len(ids) - start, llm._gguf.key_width
         asked = {i: np.concatenate([q for q, _ in p]).reshape(count, -1, width) for i, p in parts.items()}
         keys = np.concatenate([k for _, k in parts[plan.split]]).reshape(count, -1, width)
-        reader = GgufReader(llm, state, asked, keys, prefix)
+        reader = GgufReader(llm, state, asked, keys, prefix, start)
     prompt = Prompt(
         torch.tensor(list(ids)), prefix, plan.leading, GgufTokenizer(llm), plan.table, llm.question, reader
     )
