@@ -127,8 +127,8 @@ def choose(
 
     Args:
         state: rows of the whole prompt.
-        inputs: layer -> [k, d], what entered layers 1 to the split of the prompt's last rows; none where nothing reads
-            attention.
+        inputs: layer -> [k, d], what entered layers 1 to the split of the prompt's last rows; none where
+            nothing reads attention.
         prefix: m.
     """
     plan, reader = llm.plan, None
