@@ -139,7 +139,7 @@ class GgufModel:
     @cached_property
     def window(self) -> int | None:
         """Rows that a layer with a sliding window attends to; None if all layers attend to all."""
-        rows = int(self.number("attention.sliding_window", 0))
+        rows = int(self.number("attention.sliding_window", 4096 if self.architecture == "gemma2" else 0))
         return rows if rows and _FAMILIES[self.architecture][1] is not None else None
 
     @cached_property
