@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-real test-slow lint types format results results-maps results-rivals results-rows clean
+.PHONY: help setup demo test test-real test-llamacpp test-slow lint types format results results-maps results-rivals results-rows clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -22,10 +22,14 @@ demo: $(READY)  ## fit maps for a small real model, run a long prompt both ways,
 
 # One thread: the tests' models are tiny, and two threads that wait for each other on a busy machine take five times as long.
 test: $(READY)  ## the tests that need no network (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real and not slow and not llamacpp"
 
 test-real: $(READY)  ## the tests on the real default model (slow; fetches it once)
 	$(BIN)/python -m pytest -m real
+
+test-llamacpp: $(READY)  ## the llama.cpp engine on real models (builds llama-cpp-python once, about 10 minutes)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,llamacpp]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m llamacpp
 
 test-slow: $(READY)  ## simulations too slow for every run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

@@ -1,4 +1,4 @@
-"""The command line: fit, check, run, bench, cost, eval, report, tune, ledger, doctor, demo."""
+"""The command line: fit, check, run, serve, bench, cost, eval, report, tune, ledger, export-gguf, doctor, demo."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from ridgefill.cli_bench import bench, cost
 from ridgefill.cli_eval import evaluate
 from ridgefill.cli_ledger import ledger
+from ridgefill.cli_llamacpp import export_gguf, serve
 from ridgefill.cli_suites import report
 from ridgefill.cli_tune import tune
 from ridgefill.console import (
@@ -34,6 +35,8 @@ from ridgefill.options import (
     CORRECT,
     DEVICE,
     DTYPE,
+    ENGINE,
+    ENGINE_ARGS,
     FILL,
     LEADING,
     MAPS,
@@ -71,7 +74,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
 app.add_typer(ledger, name="ledger")
-for command in (cost, report, tune):
+for command in (cost, report, tune, serve, export_gguf):
     app.command()(command)
 
 
@@ -192,6 +195,8 @@ def check(
     ] = None,
     device: DEVICE = "auto",
     dtype: DTYPE = "auto",
+    engine: ENGINE = "transformers",
+    engine_args: ENGINE_ARGS = None,
 ) -> None:
     """Say in plain words whether these maps are safe to use with this model, and from which prompt length they pay.
 
@@ -201,9 +206,15 @@ def check(
 
     Example: ridgefill check model.gguf maps/split-15 --texts held-out/ --tail 1024
     """
+    from ridgefill import cli_llamacpp
     from ridgefill.check import check as run_check
     from ridgefill.files import write_json
 
+    if cli_llamacpp.is_llamacpp(engine, engine_args):
+        plan = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
+        llm = cli_llamacpp.load_llama(model, maps, None, engine_args, device, dtype, **plan)
+        measured = {"tokens": tokens, "documents": documents, "needles": needles, "seed": seed}
+        return cli_llamacpp.check_llamacpp(llm, texts, as_json, **measured)
     loaded, tokenizer = load(model, device, dtype)
     fitted = load_maps(maps)
     with err.status("checking") as status:
@@ -261,6 +272,8 @@ def run(
     ] = False,
     device: DEVICE = "auto",
     dtype: DTYPE = "auto",
+    engine: ENGINE = "transformers",
+    engine_args: ENGINE_ARGS = None,
 ) -> None:
     """Answer a prompt, filled where it pays; say on stderr what was filled and what it took.
 
@@ -276,10 +289,16 @@ def run(
     """
     from contextlib import nullcontext
 
+    from ridgefill import cli_llamacpp
     from ridgefill.answer import answer, prompt_ids
     from ridgefill.engines.transformers import filling
 
     text = read_prompt(prompt_file, question)
+    if cli_llamacpp.is_llamacpp(engine, engine_args):
+        plan = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
+        more = {"fill": fill, "setting": setting}
+        llm = cli_llamacpp.load_llama(model, maps, split, engine_args, device, dtype, **plan, **more)
+        return cli_llamacpp.run_llamacpp(llm, text, max_new_tokens, raw)
     loaded, tokenizer = load(model, device, dtype)
     fitted = None if maps is None else load_maps(maps)
     at = None if split is None else numbers(split, "--split")[0]

@@ -25,6 +25,8 @@ from ridgefill.options import (
     CORRECT,
     DEVICE,
     DTYPE,
+    ENGINE,
+    ENGINE_ARGS,
     FILL,
     LEADING,
     MAYBE_MAPS,
@@ -72,6 +74,8 @@ def bench_ttft(
     ] = None,
     device: DEVICE = "auto",
     dtype: DTYPE = "auto",
+    engine: ENGINE = "transformers",
+    engine_args: ENGINE_ARGS = None,
 ) -> None:
     """Time to first token, exact and filled interleaved in one run: medians, ratio, and the ceilings of paper 2.5.
 
@@ -79,11 +83,17 @@ def bench_ttft(
     """
     from rich.progress import Progress
 
+    from ridgefill import cli_llamacpp
     from ridgefill.bench import ttft
     from ridgefill.eval.documents import held_out_documents
     from ridgefill.files import write_json
 
     wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
+    if cli_llamacpp.is_llamacpp(engine, engine_args):
+        given = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
+        more = {"fill": fill, "setting": setting}
+        llm = cli_llamacpp.load_llama(model, maps, split, engine_args, device, dtype, **given, **more)
+        return cli_llamacpp.bench_llamacpp(llm, texts, wanted, repeats, output)
     loaded, tokenizer = load(model, device, dtype)
     plan = plan_of(
         loaded,

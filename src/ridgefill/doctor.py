@@ -57,6 +57,7 @@ def examine() -> list[Finding]:
         _package("safetensors", "0.5", "reads and writes maps"),
         _package("gguf", "0.17", "reads GGUF files"),
         _package("datasets", "4", "fits on Hugging Face data sets by name", extra="datasets"),
+        _package("llama-cpp-python", "0.3.36", "runs GGUF files on llama.cpp", extra="llamacpp"),
         _package("lm-eval", "0.4.13", "runs RULER and LongBench (`ridgefill eval`)", extra="eval"),
         _memory(),
         _disk(),

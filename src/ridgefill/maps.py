@@ -315,8 +315,19 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             MapsMismatchError: another architecture, shape, tokenizer or other weights, or layers that the
                 model does not have.
         """
-        own = ModelIdentity.of(model, tokenizer)
-        misfits = self._misfits(own, _decoder(model))
+        self.check_identity(ModelIdentity.of(model, tokenizer), _decoder(model))
+
+    def check_identity(self, own: ModelIdentity, decoder: Decoder | None = None) -> None:
+        """As `check_model`, for a model that another engine loaded and whose identity is known.
+
+        Args:
+            own: the model's identity.
+            decoder: the model layer by layer, where transformers runs it.
+
+        Raises:
+            MapsMismatchError: as `check_model`.
+        """
+        misfits = self._misfits(own, decoder)
         differences = misfits if self.identity is None else self.identity.differences(own)
         if differences := differences or misfits:
             self._refuse(own, "; ".join(differences))
@@ -326,7 +337,7 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             remarks = self.identity.remarks(own)
         if remarks:
             message = f"{self!r} on {own.name or own.model_type}: the model has {'; '.join(remarks)}"
-            warnings.warn(message, RidgeFillWarning, stacklevel=2)
+            warnings.warn(message, RidgeFillWarning, stacklevel=3)
 
     def _misfits(self, own: ModelIdentity, decoder: Decoder | None) -> list[str]:
         """What in the maps' own shapes the model cannot be."""

@@ -67,3 +67,8 @@ TEXTS = Annotated[
         "--texts", help="Text files, JSONL, folders, data set names, or: embedded; may be repeated."
     ),
 ]
+ENGINE = Annotated[str, typer.Option(help="transformers, or llamacpp: a GGUF file on llama.cpp.")]
+ENGINE_ARGS = Annotated[
+    str | None,
+    typer.Option(help='For llamacpp: settings of llama_cpp.Llama as JSON, such as \'{"type_k": "q8_0"}\'.'),
+]
