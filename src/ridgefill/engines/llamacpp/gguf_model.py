@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -198,6 +199,18 @@ class GgufModel:
         if (found := self.tensor(name)) is None:
             self._unsupported(f"it has no tensor {name}")
         return found
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        """What enters layer 0, [len(tokens), d] float32."""
+        table = self._embedding
+        rows = table.data.reshape(table.shape[0], -1)[np.asarray(tokens)]
+        found = gguf.dequantize(rows, gguf.GGMLQuantizationType(table.type))
+        scale = self.width**0.5 if self.architecture.startswith("gemma") else 1.0
+        return np.asarray(found * scale, np.float32)
+
+    @cached_property
+    def _embedding(self) -> Packed:
+        return self.needed("token_embd.weight")
 
     def identity(self) -> ModelIdentity:
         """The identity that maps are compared with: shape and a sample of the weights, but no tokenizer."""

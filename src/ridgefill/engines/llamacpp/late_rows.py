@@ -27,6 +27,7 @@ F32, I32 = 0, 26  # ggml's numbers
 WEIGHTS = ("f32", "packed")
 _IS_HADAMARD = 1  # GGML_HINT_SRC0_IS_HADAMARD
 CHUNK = 512  # rows of one pass through the graph
+READ = -1  # the source that is what maps read of several states (`ridgefill.reading`)
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,16 @@ class Recipe:
     """How one late layer's input comes out of the source states: x = sum of A_s h_s, + b.
 
     Attributes:
-        terms: (source layer s, A_s [d_out, d_in] float32, or None for h_s as it is); s is the layer that h_s enters.
+        terms: (source layer s, A_s [d_out, d_in] float32, or None for h_s as it is); s is the layer that h_s enters,
+            or `READ`.
         bias: b [d_out] float32, or None.
+        values: where the maps give keys and values, the recipe of the values; this one is that of the keys, before
+            their norm and rotary embedding, in the file's order.
     """
 
     terms: tuple[tuple[int, np.ndarray | None], ...]
     bias: np.ndarray | None = None
+    values: Recipe | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class LateRows:
         self._weights = g.init(InitParams(n * g.tensor_overhead(), None, True))
         self._work = g.init(InitParams(n * g.tensor_overhead() + g.graph_overhead(), None, True))
         self._pending: list[tuple[int, np.ndarray]] = []
-        self._inputs = {s: self._input(F32, model.width, CHUNK) for s in self.sources}
+        widths = {s: m.shape[1] for recipe in recipes.values() for s, m in recipe.terms if m is not None}
+        self._inputs = {s: self._input(F32, widths.get(s, model.width), CHUNK) for s in self.sources}
         self._positions = self._input(I32, CHUNK)
         self._factors = self._weight_named("rope_freqs.weight")
         self._rotations: dict[int, int] = {}
@@ -124,7 +130,7 @@ class LateRows:
         """Keys and values of every late layer, a chunk of rows at a time.
 
         Args:
-            states: source layer -> [m, d] float32, what enters that layer.
+            states: source layer -> [m, d] float32, what enters that layer; of `READ`, [m, K].
             positions: [m] int32, of the prompt.
 
         Yields:
@@ -168,9 +174,12 @@ class LateRows:
     def _layer(self, layer: int, recipe: Recipe, graph: int) -> tuple[int, int]:
         """The two tensors that a layer gives: keys and values in the cache's form."""
         model, form = self.model, self.form
-        x = self._normed(layer, self._predict(recipe))
-        k = self._turned(layer, self._project(layer, "attn_k", x), model.kv_heads, "attn_k_norm")
-        v = self._project(layer, "attn_v", x)
+        if recipe.values is None:
+            x = self._normed(layer, self._predict(recipe))
+            k, v = self._project(layer, "attn_k", x), self._project(layer, "attn_v", x)
+        else:
+            k, v = self._predict(recipe), self._predict(recipe.values)
+        k = self._turned(layer, k, model.kv_heads, "attn_k_norm")
         return (
             self._out_as(graph, k, model.key_width * model.kv_heads, form.rotate_keys, form.key_type),
             self._out_as(graph, v, model.value_width * model.kv_heads, form.rotate_values, form.value_type),
@@ -200,7 +209,7 @@ class LateRows:
         return int(x)
 
     def _predict(self, recipe: Recipe) -> int:
-        """The layer's input [d, CHUNK] by its recipe."""
+        """What a recipe gives, [d, CHUNK]."""
         g, ctx, total = self._ggml, self._work, None
         for source, matrix in recipe.terms:
             h = self._inputs[source]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 
-from ridgefill.engines.llamacpp.late_rows import CacheForm, Recipe
+from ridgefill.engines.llamacpp.late_rows import READ, CacheForm, Recipe
 from ridgefill.errors import SettingError, UnsupportedModelError
 from ridgefill.fill import Exact, Identity, Ridge
 
@@ -119,28 +119,51 @@ def refuse_plan(plan: FillPlan, model: GgufModel) -> None:
 
 
 def recipes(plan: FillPlan, model: GgufModel) -> dict[int, Recipe]:
-    """Late layer -> how its input comes from the split state, for the plan's arm.
+    """Late layer -> how its input, or its keys and values, come from the source states, for the plan's arm.
 
     Raises:
-        UnsupportedModelError: maps of a form that this engine does not know.
+        UnsupportedModelError: maps of another width than the model's.
     """
     late = range(plan.split, model.layers)
     if not isinstance(plan.fill, Ridge):
         return {layer: Recipe(((plan.split, None),)) for layer in late}
     maps, made = plan.fill.maps, {}
+    plain = maps.reading.is_plain and maps.down is None
+    taken = maps.reading.blocks * model.width if maps.down is None else maps.down.shape[0]
+    writes = maps.reading.gives == "writes"
+    keys = model.kv_heads * model.key_width
+    given = keys + model.kv_heads * model.value_width if writes else model.width
     for layer in late:
         if (found := maps.maps.get(layer)) is None:
             made[layer] = Recipe(((plan.split, None),))
             continue
         weight, bias = (np.asarray(t.detach().float().cpu()) for t in (found.weight, found.bias))
-        if weight.shape != (model.width, model.width):
+        if weight.shape != (given, taken):
             raise UnsupportedModelError(
                 f"the map of layer {layer}, {weight.shape[0]} x {weight.shape[1]}, on llama.cpp",
-                f"the model's states are {model.width} wide",
-                "use maps of one plain source state",
+                f"the model's states are {model.width} wide, and its maps would be {given} x {taken}",
+                "use maps that were fitted for this model",
             )
-        made[layer] = Recipe(((plan.split, weight),), bias)
+        source = plan.split if plain else READ
+        if not writes:
+            made[layer] = Recipe(((source, weight),), bias)
+            continue
+        values = Recipe(((source, weight[keys:]),), bias[keys:])
+        made[layer] = Recipe(
+            ((source, _in_file_order(weight[:keys], model)),), _in_file_order(bias[:keys], model), values
+        )
     return made
+
+
+def _in_file_order(keys: np.ndarray, model: GgufModel) -> np.ndarray:
+    """Rows of a map that gives keys, [H D, ...], as the file's own projection has them.
+
+    Files of the llama family keep the two halves that a rotary embedding pairs side by side, number by number.
+    """
+    if model.architecture != "llama":
+        return keys
+    paired = keys.reshape(model.kv_heads, 2, model.key_width // 2, *keys.shape[1:]).swapaxes(1, 2)
+    return np.ascontiguousarray(paired.reshape(keys.shape))
 
 
 def cache_form(model: GgufModel, key_type: int, value_type: int) -> CacheForm:
