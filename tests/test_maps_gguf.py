@@ -11,6 +11,7 @@ from ridgefill.errors import MapsFileError, SettingError
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.maps_gguf import load_gguf, load_maps, save_gguf
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.reading import Reading
 
 from .command import call
 
@@ -33,6 +34,18 @@ def test_a_file_gives_back_the_maps_to_q8_0s_error(tmp_path):
         # half a step of the block's scale, and up to 127 times the rounding of that scale to f16
         assert (gap.amax(1) <= m.weight.reshape(-1, 32).abs().amax(1) / 127 * 0.57).all()
         assert torch.equal(found.maps[layer].bias, m.bias)
+
+
+def test_what_rich_maps_read_and_share_comes_back(tmp_path):
+    reading, g = Reading((0, 1), (1,), True, "writes"), torch.Generator().manual_seed(0)
+    each = {2: AffineMap(torch.randn(32, 64, generator=g), torch.randn(32, generator=g))}
+    ours = RidgeMaps(1, each, IDENTITY, reading=reading, down=torch.randn(64, 192, generator=g))
+    found = load_gguf(save_gguf(ours, tmp_path / "m.gguf"))
+    assert found.reading == reading and found.maps.keys() == {2}
+    assert torch.allclose(found.down, ours.down, atol=0.02)
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["ridgefill.format"].contents() == 2  # older versions refuse it
+    assert load_gguf(save_gguf(maps(), tmp_path / "plain.gguf")).reading.is_plain
 
 
 def test_writing_it_again_changes_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
     ridgefill.l<l>.weight  [d_out, d_in] Q8_0 (blocks of 32 along d_in; F32 where d_in is no multiple of 32)
     ridgefill.l<l>.bias    [d_out] F32
+    ridgefill.down.weight  [r, K] Q8_0, where the maps share a reduction (`fit.reduce`)
 
 The metadata names the split, the model (`ModelIdentity`) and the maps that it was written from, by their hash; the
 file's own tensors are hashed too, and checked when it is read.
@@ -23,10 +24,13 @@ from ridgefill.errors import MapsFileError, SettingError
 from ridgefill.files import whole
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.reading import Reading
 
 ARCHITECTURE = "ridgefill-maps"
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, 2)  # 1 knew the paper's maps only
 _Q8_0, _F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
+_DOWN = "ridgefill.down.weight"
 _NAME = re.compile(r"ridgefill\.l(\d+)\.(weight|bias)")
 
 
@@ -56,11 +60,18 @@ def save_gguf(maps: RidgeMaps, path: str | Path) -> Path:
         kind = _Q8_0 if weight.shape[1] % 32 == 0 else _F32
         tensors[f"ridgefill.l{layer}.weight"] = gguf.quantize(weight, kind), kind
         tensors[f"ridgefill.l{layer}.bias"] = bias, _F32
+    if maps.down is not None:
+        down = np.ascontiguousarray(maps.down.detach().float().cpu().numpy())
+        kind = _Q8_0 if down.shape[1] % 32 == 0 else _F32
+        tensors[_DOWN] = gguf.quantize(down, kind), kind
     with whole(path) as temporary:
         writer = gguf.GGUFWriter(temporary, ARCHITECTURE)
         writer.add_string("general.type", "adapter")
         writer.add_name(f"RidgeFill maps of {maps.model_name}, split {maps.split}")
-        writer.add_uint32("ridgefill.format", FORMAT)
+        plain = maps.reading.is_plain and maps.down is None
+        writer.add_uint32("ridgefill.format", 1 if plain else FORMAT)
+        if not plain:
+            writer.add_string("ridgefill.reading", json.dumps(maps.reading.to_json()))
         writer.add_uint32("ridgefill.split", maps.split)
         writer.add_string("ridgefill.maps_hash", maps.content_hash)
         writer.add_string(
@@ -101,20 +112,21 @@ def load_gguf(path: str | Path) -> RidgeMaps:
     if found.get("general.architecture") != ARCHITECTURE:
         what = found.get("general.architecture")
         raise MapsFileError(asked, f"it holds a {what!r}, not maps", "name the maps' own GGUF file")
-    if found.get("ridgefill.format") != FORMAT:
-        why = f"its format is {found.get('ridgefill.format')}, and this version reads {FORMAT}"
+    if found.get("ridgefill.format") not in FORMATS:
+        why = f"its format is {found.get('ridgefill.format')}, and this version reads up to {FORMAT}"
         raise MapsFileError(asked, why, "install the version that wrote it, or export the maps again")
     if _sha256({name: data for name, (data, _) in tensors.items()}) != found.get("ridgefill.tensors_sha256"):
         raise MapsFileError(asked, "its tensors were altered", "export the maps again")
     try:
         layers: dict[int, dict[str, np.ndarray]] = {}
+        down = tensors.pop(_DOWN, None)
         for name, (data, kind) in tensors.items():
             match = _NAME.fullmatch(name)
             if match is None:
                 raise ValueError(name)
             layers.setdefault(int(match[1]), {})[match[2]] = gguf.dequantize(data, kind)
         maps = {layer: AffineMap(_tensor(t["weight"]), _tensor(t["bias"])) for layer, t in layers.items()}
-        model, preset = found.get("ridgefill.model"), found.get("ridgefill.preset")
+        model, preset, reading = (found.get(f"ridgefill.{key}") for key in ("model", "preset", "reading"))
         return RidgeMaps(
             int(found["ridgefill.split"]),
             maps,
@@ -122,6 +134,8 @@ def load_gguf(path: str | Path) -> RidgeMaps:
             json.loads(found["ridgefill.provenance"]),
             content_hash=f"{found['ridgefill.maps_hash']}-q8_0",
             preset=None if preset is None else json.loads(preset),
+            reading=None if reading is None else Reading.from_json(json.loads(reading)),
+            down=None if down is None else _tensor(gguf.dequantize(*down)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise MapsFileError(asked, f"it lacks something ({error!r})", "export the maps again") from error

@@ -17,6 +17,7 @@ from ridgefill.errors import (
     UnsupportedModelError,
 )
 from ridgefill.maps import AffineMap, RidgeMaps
+from ridgefill.reading import Reading
 
 from ...gguf_maker import LAYERS, WIDTH, write
 from . import needs_llama_cpp
@@ -66,6 +67,55 @@ def test_maps_of_the_identity_are_the_identity_fill(path):
     eye = RidgeMaps(1, {1: AffineMap(torch.eye(WIDTH), torch.zeros(WIDTH))})
     ridge = llama(path, maps=eye, fill="ridge")
     assert np.array_equal(logits(ridge, IDS), logits(llama(path), IDS))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_maps_that_give_the_layers_own_keys_and_values_are_the_identity_fill(path, tmp_path, reduced):
+    from ridgefill.engines.llamacpp.gguf_model import GgufModel
+    from ridgefill.maps_gguf import save_gguf
+
+    file = GgufModel(path)
+    keys, values, norm = (
+        file.needed(f"blk.1.{name}.weight").unpacked() for name in ("attn_k", "attn_v", "attn_norm")
+    )
+    # maps have a model's order of numbers, files of the llama family their own
+    keys = keys.reshape(file.kv_heads, -1, 2, WIDTH).swapaxes(1, 2).reshape(keys.shape)
+    own = torch.from_numpy(np.concatenate([keys, values]) * norm)
+    none, reading = torch.zeros_like(own), Reading((0, 1), (1,), True, "writes")
+    down = torch.cat([torch.zeros(WIDTH, WIDTH), torch.eye(WIDTH), torch.zeros(WIDTH, WIDTH)], 1)
+    weight = own if reduced else torch.cat([none, own, none], 1)
+    maps = RidgeMaps(
+        1, {1: AffineMap(weight, torch.zeros(len(own)))}, reading=reading, down=down if reduced else None
+    )
+    identity = logits(llama(path), IDS)
+    assert np.allclose(
+        logits(llama(path, maps=maps, fill="ridge"), IDS), identity, atol=1e-2 * np.ptp(identity)
+    )
+    packed = logits(llama(path, maps=save_gguf(maps, tmp_path / "m.gguf"), fill="ridge"), IDS)
+    assert np.allclose(packed, identity, atol=3e-2 * np.ptp(identity))
+
+
+def test_the_row_before_is_read_across_the_leading_rows(path):
+    """The first filled row has the last leading one before it; in a later turn, itself."""
+    from ridgefill.engines.llamacpp.gguf_model import GgufModel
+
+    file = GgufModel(path)
+    llm = llama(path, maps=_before(file), fill="ridge")
+    states = {1: np.arange(12, dtype=np.float32).reshape(3, 4).repeat(WIDTH // 4, 1)}
+    before = {1: -np.ones((1, WIDTH), np.float32)}
+    read = llm._sources.read(states, before, [*range(10)], 4)
+    assert read.shape == (3, 2 * WIDTH)
+    assert np.allclose(read[0, WIDTH:], -1) and np.allclose(read[1:, WIDTH:], read[:-1, :WIDTH])
+    alone = llm._sources.read(states, {}, [*range(10)], 4)
+    assert np.allclose(alone[0, WIDTH:], alone[0, :WIDTH])
+
+
+def _before(file):
+    width = file.kv_heads * (file.key_width + file.value_width)
+    weight = torch.randn(width, 2 * WIDTH, generator=torch.Generator().manual_seed(0))
+    return RidgeMaps(
+        1, {1: AffineMap(weight, torch.zeros(width))}, reading=Reading((1,), (1,), True, "writes")
+    )
 
 
 def test_maps_decide_what_is_written(path, tmp_path):

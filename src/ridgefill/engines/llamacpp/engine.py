@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ridgefill.engines.llamacpp import prompt_cache
 from ridgefill.engines.llamacpp import settings as checks
@@ -28,6 +27,7 @@ from ridgefill.engines.llamacpp.late_rows import READ, LateRows, Recipe
 from ridgefill.engines.llamacpp.native import llama_cpp
 from ridgefill.engines.llamacpp.reader import choose
 from ridgefill.engines.llamacpp.self_check import self_check
+from ridgefill.engines.llamacpp.sources import Sources
 from ridgefill.engines.llamacpp.state import SequenceState
 from ridgefill.engines.llamacpp.stopped import StoppedContext, get_state, set_state
 from ridgefill.errors import MapsMismatchError, PromptError, SettingError
@@ -35,7 +35,6 @@ from ridgefill.fill import Exact, Ridge
 from ridgefill.maps import RidgeMaps
 from ridgefill.maps_gguf import load_maps
 from ridgefill.plan import make_plan
-from ridgefill.reading import Follower
 from ridgefill.rows.reader import CAPTURED
 from ridgefill.settings_file import with_setting
 from ridgefill.stats import PrefillStats
@@ -317,10 +316,11 @@ class RidgeLlama(Llama):
             if past:
                 self._ctx.kv_cache_seq_rm(-1, past, -1)
                 context.set_state(get_state(self._ctx.ctx))
-            before = self._lead(context, tokens[: first - past], past)
+            sources = self._sources
+            before = sources.lead(context, tokens[: first - past], past)
             states, asked = self._lower(context, ids, first, stop, chooses)
-            if READ in late.sources:
-                states[READ] = self._read(states, before, ids, first)
+            if sources.reads:
+                states[READ] = sources.read(states, before, ids, first)
             lower = time.perf_counter()
             data = context.state()
             state = SequenceState(data, self._gguf.caches)
@@ -356,7 +356,7 @@ class RidgeLlama(Llama):
         Returns:
             The split states, and what entered the lower layers of the last rows (`reader.choose`).
         """
-        sources = self._sources
+        sources = self._sources.layers
         if not (chooses and self.plan.rows is not None and self.plan.rows.attends):
             return context.inputs_of(sources, ids[first:stop], first), {}
         read = range(1, self.plan.split + 1)
@@ -374,33 +374,8 @@ class RidgeLlama(Llama):
         return split, {i: np.concatenate([p[i] for p in parts if set(read) <= set(p)]) for i in read}
 
     @property
-    def _sources(self) -> set[int]:
-        """Layers whose entering states the late rows come from; layer 0's, the embedding, is read in the file."""
-        late = set() if self._late is None else set(self._late.sources)
-        read = self.plan.fill.maps.reading.layers if isinstance(self.plan.fill, Ridge) else ()
-        return (late | set(read if READ in late else ())) - {READ, 0}
-
-    def _lead(self, context: StoppedContext, tokens: Sequence[int], past: int) -> dict[int, np.ndarray]:
-        """Runs the leading rows; the last one's source states, for maps that read the row before, [1, d] each."""
-        if not tokens:
-            return {}
-        if self._late is None or READ not in self._late.sources:
-            context.decode(tokens, past)
-            return {}
-        states = context.inputs_of(self._sources, tokens, past, stop=False)
-        return {i: h[-1:] for i, h in states.items()}
-
-    def _read(
-        self, states: dict[int, np.ndarray], before: dict[int, np.ndarray], ids: Sequence[int], first: int
-    ) -> np.ndarray:
-        """What the maps read of the filled rows, from row ``first`` on, [m, K], as `reading.Follower` has it."""
-        maps, stop = self.plan.fill.maps, first + len(states[self.plan.split])  # type: ignore[attr-defined]
-        follower = Follower(maps)
-        for part, a, b in ((before, first - 1, first), (states, first, stop)):
-            if part:
-                known = part | {0: self._gguf.embed(ids[a:b])}
-                read = follower.of({i: torch.from_numpy(known[i])[None] for i in maps.reading.layers})
-        return np.asarray(read[0].numpy())
+    def _sources(self) -> Sources:
+        return Sources(self._gguf, self.plan, self._late)
 
     def _forget_filled(self, count: int) -> None:
         """Gives up cached rows from the first that is filled and must be exact in a prompt of ``count`` tokens."""
