@@ -99,10 +99,12 @@ def test_fit_writes_a_folder_of_maps_for_every_split(world):
     assert world.code == 0
     assert tree(world.root / "maps") == [
         "split-01",
+        "split-01/down.safetensors",
         *(f"split-01/proj.L{i}.safetensors" for i in (2, 3, 4, 5)),
         "split-01/ridgefill.json",
         "split-01/tokens.safetensors",
         "split-03",
+        "split-03/down.safetensors",
         *(f"split-03/proj.L{i}.safetensors" for i in (4, 5)),
         "split-03/ridgefill.json",
         "split-03/tokens.safetensors",
@@ -491,6 +493,30 @@ def test_the_other_arms_need_no_maps(world, capsys, options, starts):
     assert said.out.strip()
 
 
+def test_streamed_maps_answer_the_same_and_need_maps(world, capsys):
+    options = ("--prompt-file", world.prompt, "--tail", "64", "--max-new-tokens", "6")
+    assert call("run", world.tiny, world.maps, *options) == 0
+    held = capsys.readouterr().out
+    assert call("run", world.tiny, world.maps, *options, "--stream-maps") == 0
+    assert capsys.readouterr().out == held
+    for other in (("--fill", "exact"), ("--fill", "identity", "--split", "3")):
+        code = call("run", world.tiny, *options, *other, "--stream-maps")
+        assert "nothing here reads maps" in refused(capsys.readouterr(), code)
+
+
+@pytest.mark.parametrize("form", ["plain", "direct", "rich"])
+def test_every_form_is_fitted_checked_and_run(world, tmp_path, capsys, form):
+    out = tmp_path / "maps"
+    assert call("fit", world.tiny, "--texts", world.a, "-o", out, "--splits", "3", "--form", form, *FIT) == 0
+    maps = RidgeMaps.load(out)
+    assert maps.reading.is_plain == (form == "plain") and (maps.down is not None) == (form == "rich")
+    short = ("--tail", "64", "--documents", "1", "--needles", "0", "--texts", world.held)
+    assert call("check", world.tiny, out, *short, "--tokens", "400") in (0, 1)
+    assert "bit for bit" in capsys.readouterr().out
+    code = call("fit", world.tiny, "--texts", world.a, "-o", out, "--form", "poor", *FIT)
+    assert "plain, direct, rich" in refused(capsys.readouterr(), code)
+
+
 def test_exact_is_the_stock_models_answer(world, capsys):
     assert (
         call("run", world.tiny, "--fill", "exact", "--prompt-file", world.prompt, "--max-new-tokens", "8")
@@ -678,6 +704,7 @@ def test_cost_options_move_the_count_the_right_way(world, capsys):
     assert plain < ours("--rows", "0.1") < ours("--rows", "0.5")
     assert ours("--tail", "1024") < plain < ours("--tail", "8192")
     assert ours("--split", "12") < plain < ours("--split", "20")
+    assert ours("--form", "direct") < ours("--form", "rich") < plain
     exact = cost(capsys, *options, "--fill", "exact")["lengths"][0]
     assert exact["macs"] == exact["macs_versus"] and exact["ratio"] == 1
 

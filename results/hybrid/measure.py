@@ -195,6 +195,7 @@ def fitted(bench: Bench, args: argparse.Namespace) -> dict[bool, dict[int, Ridge
                 tokens=args.tokens,
                 length=TOKENS,
                 lambda_grid=LAMBDAS,
+                form="plain",
             )
         found[facts] = {split: RidgeMaps.load(folder / f"split-{split:02d}") for split in SPLITS}
     return found

@@ -78,7 +78,9 @@ def maps_of(name: str, model: Any, tokenizer: Any, split: int) -> RidgeMaps:
     folder = MAPS / name.split("-")[0]
     if not (folder / f"split-{split:02d}").exists():
         splits = [s for s in SPLITS[folder.name] if not (folder / f"split-{s:02d}").exists()]
-        fit(model, tokenizer, list(texts().values()), splits, folder, tokens=FITTED[folder.name])
+        fit(
+            model, tokenizer, list(texts().values()), splits, folder, tokens=FITTED[folder.name], form="plain"
+        )
     return RidgeMaps.load(folder / f"split-{split:02d}")
 
 

@@ -111,6 +111,7 @@ def maps_folder(name: str, split: int, model: Any, tokenizer: Any, sink: bool = 
             folder,
             tokens=study.fitted,
             leading=0 if sink else 16,
+            form="plain",
         )
     return folder / f"split-{split:02d}"
 

@@ -194,7 +194,10 @@ def _form(name: str, shape: ModelShape, split: int | float) -> dict[str, Any]:
 
     if name not in FORMS:
         raise SettingError(f"--form {name}", "there is none of that name", f"use {', '.join(FORMS)}")
-    form, layer = FORMS[name], layer_of(split, shape.layers)
+    form = FORMS[name]
+    if form == FORMS["plain"]:
+        return {}
+    layer = layer_of(split, shape.layers)
     reduced = form.columns(layer, shape.map // shape.hidden)
     return {"blocks": form.reading(layer).blocks, "rank": reduced or 0, "gives": form.gives}
 

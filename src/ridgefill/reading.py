@@ -44,7 +44,8 @@ class Reading:
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.layers, self.layers[1:], strict=False))
-        if not self.layers or min(self.layers) < 0 or not ascending:
+        # a split outside the model is refused by the maps' check, which knows the model
+        if not self.layers or min(self.layers[:-1], default=0) < 0 or not ascending:
             raise SettingError(
                 f"maps that read layers {list(self.layers)}",
                 "they are not ascending layers",
