@@ -241,6 +241,8 @@ def test_wide_moments_go_on_bit_for_bit_and_report_what_is_not_finite():
 
 def test_size_is_what_is_held():
     wide = wide_moments(states(), wide_states(states()))
-    assert product_elements(SPLITS, L, D, dict.fromkeys(SPLITS, WIDE)) == sum(t.numel() for t in wide.tensors().values())
+    assert product_elements(SPLITS, L, D, dict.fromkeys(SPLITS, WIDE)) == sum(
+        t.numel() for t in wide.tensors().values()
+    )
     moments = moments_of(states())
     assert product_elements(SPLITS, L, D) == sum(t.numel() for t in moments.tensors().values())

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ridgefill.bench.cost import ModelShape
 from ridgefill.errors import SettingError
 from ridgefill.eval.arms import Arm
 from ridgefill.fit import fit
+from ridgefill.fit.forms import form_of
 from ridgefill.maps import RidgeMaps
 from ridgefill.maps_folder import MANIFEST
+from ridgefill.models.decoder import Decoder
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.tune.measure import CONTEXT, Budget, OutOfTime, Pace
 
@@ -101,12 +105,22 @@ class Fitting:
             try:
                 self.budget.take("the fit", self._estimate)
             except OutOfTime as error:
-                empty = [Found(RidgeMaps(split, {}), None) for split in to_fit]
+                empty = [Found(self._unfitted(split), None) for split in to_fit]
                 there = [self._load(split) for split in splits if split not in to_fit]
                 return [*empty, *there], [f"No maps were fitted for layers {layers}: {error}."]
             self.tick(f"fitting maps for layers {layers}")
             remarks = self._fit(to_fit, texts)
         return [self._load(split) for split in splits], remarks
+
+    def _unfitted(self, split: int) -> RidgeMaps:
+        """No maps yet, but what they would read, so that their work can be counted."""
+        decoder = Decoder(self.model)
+        if split == decoder.n_layers - 1:  # its input is known: there are no maps to read anything
+            return RidgeMaps(split, {})
+        form, width = form_of(None, None, decoder), decoder.width_in
+        reading, columns = form.reading(split), form.columns(split, width)
+        down = None if columns is None else torch.zeros(columns, reading.blocks * width)
+        return RidgeMaps(split, {}, reading=reading, down=down)
 
     def _fit(self, splits: Sequence[int], texts: Sequence[Path]) -> list[str]:
         made = fit(
