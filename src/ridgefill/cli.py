@@ -26,6 +26,7 @@ from ridgefill.console import (
     numbers,
     out,
     read_prompt,
+    show_check,
     stream,
     what_ran,
 )
@@ -208,7 +209,6 @@ def check(
     """
     from ridgefill import cli_llamacpp
     from ridgefill.check import check as run_check
-    from ridgefill.files import write_json
 
     if cli_llamacpp.is_llamacpp(engine, engine_args):
         plan = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
@@ -235,18 +235,7 @@ def check(
             seed=seed,
             tick=lambda stage: status.update(f"checking: {stage}"),
         )
-    for verdict in found.verdicts:
-        out.print(
-            f"{'yes' if verdict.holds else 'NO '}  {verdict.what} ({verdict.detail})",
-            soft_wrap=True,
-            markup=False,
-        )
-    for line in found.words():
-        out.print(line, soft_wrap=True, markup=False, highlight=False)
-    if as_json is not None:
-        write_json(as_json, found.to_json(loaded))
-    if not (found.correct and found.safe):
-        raise typer.Exit(1)
+    show_check(found, loaded, as_json)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from ridgefill.console import (
     numbers,
     out,
     plan_of,
+    show_ttft,
     stream,
     whole_number,
 )
@@ -86,7 +87,6 @@ def bench_ttft(
     from ridgefill import cli_llamacpp
     from ridgefill.bench import ttft
     from ridgefill.eval.documents import held_out_documents
-    from ridgefill.files import write_json
 
     wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
     if cli_llamacpp.is_llamacpp(engine, engine_args):
@@ -115,12 +115,9 @@ def bench_ttft(
         timed = ttft.measure(
             loaded, plan, ids, wanted, repeats, tick=lambda: progress.advance(task), tokenizer=tokenizer
         )
-    out.print(ttft.table(timed))
-    if output is not None:
-        found = ttft.to_json(loaded, plan, timed)
-        write_json(output / "ttft.json", found)
-        ttft.picture(timed, output / "ttft.png", f"{found['model']}, split {plan.split}, tail {plan.tail}")
-        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
+    show_ttft(
+        timed, lambda: ttft.to_json(loaded, plan, timed), f"split {plan.split}, tail {plan.tail}", output
+    )
 
 
 def cost(

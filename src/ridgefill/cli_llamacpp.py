@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgefill.console import EMBEDDED, err, held_out_texts, json_object, numbers, out, what_ran
+from ridgefill.console import (
+    EMBEDDED,
+    err,
+    held_out_texts,
+    json_object,
+    numbers,
+    out,
+    show_check,
+    show_ttft,
+    what_ran,
+)
 from ridgefill.errors import SettingError
 from ridgefill.options import (
     ENGINE_ARGS,
@@ -112,21 +122,12 @@ def _pieces(llm: RidgeLlama, text: str, max_new_tokens: int, raw: bool) -> Itera
 def check_llamacpp(llm: RidgeLlama, texts: list[str] | None, as_json: Path | None, **settings: Any) -> None:
     """Prints what the check found; ends with 1 unless the maps are safe or usable with care."""
     from ridgefill.engines.llamacpp.check import check
-    from ridgefill.files import write_json
 
     with err.status("checking") as status:
         found = check(
             llm, held_out_texts(texts), tick=lambda stage: status.update(f"checking: {stage}"), **settings
         )
-    for verdict in found.verdicts:
-        sign = "yes" if verdict.holds else "NO "
-        out.print(f"{sign}  {verdict.what} ({verdict.detail})", soft_wrap=True, markup=False)
-    for line in found.words():
-        out.print(line, soft_wrap=True, markup=False, highlight=False)
-    if as_json is not None:
-        write_json(as_json, found.to_json(llm))
-    if not (found.correct and found.safe):
-        raise typer.Exit(1)
+    show_check(found, llm, as_json)
 
 
 def bench_llamacpp(
@@ -135,25 +136,20 @@ def bench_llamacpp(
     """Times stock and filled first tokens, prints the table, and writes it where asked."""
     from rich.progress import Progress
 
-    from ridgefill.bench import ttft
     from ridgefill.engines.llamacpp import bench
     from ridgefill.engines.llamacpp.tokenizer import GgufTokenizer
     from ridgefill.eval.documents import held_out_documents
-    from ridgefill.files import write_json
 
     ids = held_out_documents(GgufTokenizer(llm), held_out_texts(texts), max(lengths), 1)[0][0].tolist()
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("timing both arms", total=len(lengths) * (repeats + 1))
         timed = bench.measure(llm, ids, lengths, repeats, tick=lambda: progress.advance(task))
-    out.print(ttft.table(timed))
-    if output is not None:
-        found = bench.to_json(llm, timed)
-        write_json(output / "ttft.json", found)
-        plan = llm.plan
-        ttft.picture(
-            timed, output / "ttft.png", f"{found['model']}, llama.cpp, split {plan.split}, tail {plan.tail}"
-        )
-        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
+    show_ttft(
+        timed,
+        lambda: bench.to_json(llm, timed),
+        f"llama.cpp, split {llm.plan.split}, tail {llm.plan.tail}",
+        output,
+    )
 
 
 def serve(

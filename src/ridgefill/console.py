@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from ridgefill.errors import CorpusError, RidgeFillError, SettingError
 
 if TYPE_CHECKING:
+    from ridgefill.bench.ttft import Ttft
     from ridgefill.maps import RidgeMaps
     from ridgefill.plan import FillPlan
 
@@ -99,6 +100,36 @@ def plan_of(
     if fitted is not None:
         fitted.check_model(model)
     return make_plan(Decoder(model).n_layers, fitted, **chosen)
+
+
+def show_check(found: Any, model: Any, as_json: Path | None) -> None:
+    """Prints what a check found, writes it where asked; ends with 1 unless the maps are safe or usable with care."""
+    from ridgefill.files import write_json
+
+    for verdict in found.verdicts:
+        sign = "yes" if verdict.holds else "NO "
+        out.print(f"{sign}  {verdict.what} ({verdict.detail})", soft_wrap=True, markup=False)
+    for line in found.words():
+        out.print(line, soft_wrap=True, markup=False, highlight=False)
+    if as_json is not None:
+        write_json(as_json, found.to_json(model))
+    if not (found.correct and found.safe):
+        raise typer.Exit(1)
+
+
+def show_ttft(
+    timed: Sequence[Ttft], to_json: Callable[[], dict[str, Any]], what: str, output: Path | None
+) -> None:
+    """Prints the table of a timing; writes it, and its picture titled by the model and ``what``, where asked."""
+    from ridgefill.bench import ttft
+    from ridgefill.files import write_json
+
+    out.print(ttft.table(timed))
+    if output is not None:
+        found = to_json()
+        write_json(output / "ttft.json", found)
+        ttft.picture(timed, output / "ttft.png", f"{found['model']}, {what}")
+        out.print(f"Written: {output / 'ttft.json'}, {output / 'ttft.png'}", soft_wrap=True, markup=False)
 
 
 def stream(plan: FillPlan | None) -> None:

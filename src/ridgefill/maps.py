@@ -354,9 +354,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
             found.append(f"the maps have none for layers {ranges(missing)}")
         for layer, m in sorted(self.maps.items()):
             gives = d_out
-            if (
-                self.reading.gives == "writes" and layer < own.layers
-            ):  # other engines check that width themselves
+            if self.reading.gives == "writes" and layer < own.layers:
+                # other engines check that width themselves
                 gives = m.weight.shape[0] if decoder is None else decoder.map_width(layer, "writes")
             taken = self.reading.blocks * d_in if self.down is None else self.down.shape[0]
             if tuple(m.weight.shape) != (gives, taken):

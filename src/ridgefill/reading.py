@@ -21,6 +21,12 @@ GIVES = ("inputs", "writes")
 EPS = 1e-6
 
 
+def unit(h: Tensor, eps: float = EPS) -> Tensor:
+    """h / rms(h) over the last dimension, computed in fp32, in h's dtype."""
+    wide = h.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(h.dtype)
+
+
 @dataclass(frozen=True)
 class Reading:
     """What maps of one split read and give.
@@ -105,10 +111,7 @@ class Reading:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _normed(self, h: Tensor) -> Tensor:
-        if not self.normed:
-            return h
-        wide = h.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(h.dtype)
+        return unit(h) if self.normed else h
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, as `from_json` reads them."""

@@ -105,6 +105,11 @@ def _late(shape: ModelShape, setting: Setting) -> Counter[_Late]:
     return found
 
 
+def _kept(blocks: Blocks) -> Fraction:
+    """How many rows run every layer."""
+    return sum(((stop - start) * share for start, stop, share in blocks), Fraction(0))
+
+
 def _map(shape: ModelShape, layer: LayerCost, setting: Setting) -> int:
     """One layer's map of one row."""
     width = shape.map // shape.hidden  # of a state
@@ -116,14 +121,13 @@ def _reduction(shape: ModelShape, n: int, blocks: Blocks, setting: Setting) -> F
     """What all maps share: the filled rows' states reduced once."""
     if setting.fill != "ridge" or setting.map != "full":
         return Fraction(0)
-    kept = sum(((stop - start) * share for start, stop, share in blocks), Fraction(0))
-    return (n - kept) * setting.rank * setting.blocks * (shape.map // shape.hidden)
+    return (n - _kept(blocks)) * setting.rank * setting.blocks * (shape.map // shape.hidden)
 
 
 def _late_layer(late: _Late, n: int, blocks: Blocks, setting: Setting) -> Fraction:
     """All rows of one late layer: exact, filled, the probe's, and those that a rescale compares."""
     layer, writes = late.layer, setting.fill != "none"
-    kept = sum(((stop - start) * share for start, stop, share in blocks), Fraction(0))
+    kept = _kept(blocks)
     seen = _all if writes else _written
     total = kept * layer.row + _reads(layer, lambda window: seen(blocks, window))
     total += _probe(layer, n, n - setting.tail if writes else blocks[0][1], setting.probe)

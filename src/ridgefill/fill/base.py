@@ -42,13 +42,6 @@ class SplitRows:
     rows: Rows
     cache: Any = None
 
-    def last(self, m: int) -> SplitRows:
-        """The last m rows."""
-        first = self.h.shape[1] - m
-        return (
-            self if first == 0 else SplitRows(self.h[:, first:], self.read[:, first:], self.rows, self.cache)
-        )
-
 
 class Predicting:
     """An arm that predicts each late layer's input, or what the layer writes, row by row; corrections measure it."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from ridgefill.errors import MapsMismatchError, ModelFileError, SettingError, UnsupportedModelError
 from ridgefill.maps import AffineMap
 from ridgefill.plan import layer_of
+from ridgefill.reading import unit
 
 if TYPE_CHECKING:
     from ridgefill.models.decoder import Decoder
@@ -77,8 +78,7 @@ class SwiftKV:
                 f"they are for split {self.split}",
                 f"use split={self.split}",
             )
-        h = prefix.h_split.float()
-        x = (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)).to(prefix.h_split.dtype)
+        x = unit(prefix.h_split, self.eps)
         x = self.norm.to(x.device) * x
         for i in prefix.late_layers:
             prefix.write_ready(i, partial(self._writes, i, x, prefix))

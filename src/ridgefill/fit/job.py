@@ -232,7 +232,7 @@ class Job:
             return None
         late = range(split + 1, self.decoder.n_layers)
         bases = {i: in_basis(spectrum, moments.centred(split, i)) for i in late}
-        pairs = {i: 1 if self.decoder.recurrent(i) or self.form.gives == "inputs" else 2 for i in late}
+        pairs = {i: 2 if self.decoder.given_ready(i, self.form.gives) else 1 for i in late}
         return reduce(spectrum, bases, lambda_rel, columns, pairs, moments.rows)
 
     def terminal(self, maps: dict[int, RidgeMaps], plan: Plan, capture: Capture, remarks: list[str]) -> None:

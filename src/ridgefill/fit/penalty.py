@@ -85,7 +85,7 @@ def choose_penalty(
         basis = in_basis(spectrum, centred)
         true = sample[layer].to(device)
         written, target = write(decoder, layer, true), decoder.target(layer, true[None], gives)[0]
-        as_given = finished if gives == "writes" and not decoder.recurrent(layer) else write
+        as_given = finished if decoder.given_ready(layer, gives) else write
         if (unchanged := _identity(decoder, layer, split_state)) is not None:
             identity[layer] = cosine(written, write(decoder, layer, unchanged))
         for value in grid:

@@ -160,9 +160,9 @@ class _Walk:
             state: [1, m, W] the split's state; in the first ``true`` rows the one that enters the layer.
             x: [1, m, d] the layer's input.
         """
-        if (one := self.maps[split].maps.get(layer)) is not None:  # the split layer needs none
-            predicted = one.to(x.device)(known.read.to(x.device, one.weight.dtype)).to(x.dtype)
-            x = _mixed(x, predicted, true)
+        maps = self.maps[split]
+        if layer in maps.maps:  # the split layer needs none
+            x = _mixed(x, maps.predict(layer, known.read.to(x.device)).to(x.dtype), true)
         self.decoder.write_state(layer, x, known.rows, self.filled[split], state)
 
     def state(self, layer: int, split: int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from ridgefill.reading import EPS
+from ridgefill.reading import unit
 
 
 def project(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +53,7 @@ def targets(layer: Any, x: Tensor) -> Tensor:
     keys, values = flat(layer, x)
     norm = getattr(layer.self_attn, "k_norm", None)
     if norm is not None:
-        by_norm = keys.unflatten(-1, (-1, norm.weight.shape[-1])).float()
-        keys = (
-            (by_norm * torch.rsqrt(by_norm.square().mean(-1, keepdim=True) + EPS)).flatten(-2).to(keys.dtype)
-        )
+        keys = unit(keys.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2)
     return torch.cat([keys, values], -1)
 
 

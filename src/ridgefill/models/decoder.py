@@ -212,15 +212,18 @@ class Decoder:
         """Keys before rotary embedding and values of attention layer i, from input x [B, m, d]; [B, H, m, D]."""
         return attention.project(self.layers[i], x.to(self.device(i)))
 
+    def given_ready(self, i: int, gives: str) -> bool:
+        """Whether layer i's map gives its keys and values (`Reading.gives`), and not its input."""
+        return gives == "writes" and not self.recurrent(i)
+
     def map_width(self, i: int, gives: str) -> int:
-        """How wide layer i's map is (`Reading.gives`): d, or keys and values side by side."""
-        if gives == "inputs" or self.recurrent(i):
-            return self.width_out
-        return 2 * self.layers[i].self_attn.v_proj.out_features
+        """How wide layer i's map is: d, or keys and values side by side."""
+        ready = self.given_ready(i, gives)
+        return 2 * self.layers[i].self_attn.v_proj.out_features if ready else self.width_out
 
     def target(self, i: int, x: Tensor, gives: str) -> Tensor:
         """What layer i's map is fitted to (`Reading.gives`): its input x [B, m, d], or `attention.targets` of it."""
-        return x if gives == "inputs" or self.recurrent(i) else attention.targets(self.layers[i], x)
+        return attention.targets(self.layers[i], x) if self.given_ready(i, gives) else x
 
     def finish(self, i: int, both: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """What `writes` gives, from keys (before their norm) and values side by side, [B, m, 2 H_kv D]."""

@@ -15,6 +15,7 @@ from ridgefill.engines.llamacpp.bench import environment
 from ridgefill.engines.llamacpp.late_rows import LateRows, Recipe
 from ridgefill.engines.llamacpp.measures import first_token, forget, kl, last_logits, tail_nll
 from ridgefill.engines.llamacpp.native import llama_cpp
+from ridgefill.engines.llamacpp.self_check import unpacked
 from ridgefill.engines.llamacpp.state import SequenceState
 from ridgefill.engines.llamacpp.stopped import StoppedContext, get_state, set_state
 from ridgefill.engines.llamacpp.tokenizer import GgufTokenizer
@@ -208,15 +209,9 @@ def _from_true_rows(llm: RidgeLlama, prefix: Sequence[int]) -> tuple[np.ndarray,
     gap = 0.0
     for layer in late:
         for what, kind in (("keys", llm._form.key_type), ("values", llm._form.value_type)):
-            ours, stock = (_unpacked(s.read(layer, what), kind) for s in (state, before))
+            ours, stock = (unpacked(s.read(layer, what), kind) for s in (state, before))
             gap = max(gap, float(np.linalg.norm(ours - stock) / max(float(np.linalg.norm(stock)), 1e-9)))
     return own, gap
-
-
-def _unpacked(rows: np.ndarray, kind: int) -> np.ndarray:
-    from ridgefill.engines.llamacpp.self_check import unpacked
-
-    return unpacked(rows, kind)
 
 
 def _first_token(llm: RidgeLlama, ids: Sequence[int], *, exact: bool) -> np.ndarray:
