@@ -283,7 +283,7 @@ def run(
     from ridgefill.engines.transformers import filling
 
     text = read_prompt(prompt_file, question)
-    if cli_llamacpp.is_llamacpp(engine, engine_args):
+    if cli_llamacpp.is_llamacpp(engine, engine_args, stream_maps):
         plan = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
         more = {"fill": fill, "setting": setting}
         llm = cli_llamacpp.load_llama(model, maps, split, engine_args, device, dtype, **plan, **more)

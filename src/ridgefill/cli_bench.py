@@ -89,7 +89,7 @@ def bench_ttft(
     from ridgefill.eval.documents import held_out_documents
 
     wanted = [whole_number(n, "--lengths") for n in numbers(lengths, "--lengths")]
-    if cli_llamacpp.is_llamacpp(engine, engine_args):
+    if cli_llamacpp.is_llamacpp(engine, engine_args, stream_maps):
         given = {"preset": preset, "tail": tail, "leading": leading, "rows": rows, "corrections": correct}
         more = {"fill": fill, "setting": setting}
         llm = cli_llamacpp.load_llama(model, maps, split, engine_args, device, dtype, **given, **more)

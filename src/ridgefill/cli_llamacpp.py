@@ -40,16 +40,22 @@ if TYPE_CHECKING:
     from ridgefill.engines.llamacpp import RidgeLlama
 
 
-def is_llamacpp(engine: str, engine_args: str | None) -> bool:
+def is_llamacpp(engine: str, engine_args: str | None, stream_maps: bool = False) -> bool:
     """Whether the engine named is llama.cpp.
 
     Raises:
-        SettingError: there is no such engine, or settings for one that takes none.
+        SettingError: there is no such engine, or a setting that the engine named does not have.
     """
     if engine not in ("transformers", "llamacpp"):
         raise SettingError(f"--engine {engine}", "there is no such engine", "use transformers or llamacpp")
     if engine == "transformers" and engine_args is not None:
         raise SettingError("--engine-args", "the transformers engine takes none", "add --engine llamacpp")
+    if engine == "llamacpp" and stream_maps:
+        raise SettingError(
+            "--stream-maps with --engine llamacpp",
+            "it computes late keys and values on the CPU, where the maps are already",
+            "leave it out",
+        )
     return engine == "llamacpp"
 
 
@@ -175,7 +181,7 @@ def serve(
 
     What the last prompt's prefill did: GET /ridgefill.
     """
-    from ridgefill.engines.llamacpp.native import EngineMissingError
+    from ridgefill.errors import EngineMissingError
 
     plan = {"preset": preset, "tail": tail, "leading": leading}
     llm = load_llama(model, maps, split, engine_args, "auto", "auto", fill=fill, setting=setting, **plan)

@@ -24,6 +24,10 @@ class UnsupportedModelError(RidgeFillError):
     """The model's architecture (or something it carries) cannot be filled correctly."""
 
 
+class EngineMissingError(RidgeFillError):
+    """An engine's library is not installed, of a release that was not tested, or lacks what the fill is built on."""
+
+
 class ModelFileError(RidgeFillError):
     """A model's files are missing, incomplete, unreachable or not what their name says."""
 

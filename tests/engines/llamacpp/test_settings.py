@@ -88,6 +88,7 @@ def test_only_gguf_files_run_there(tmp_path):
         (["--engine", "other"], "no such engine"),
         (["--engine-args", "{}"], "takes none"),
         (["--engine", "llamacpp", "--dtype", "float16"], "settings of its own"),
+        (["--engine", "llamacpp", "--stream-maps"], "the maps are already"),
     ],
 )
 def test_the_command_line_refuses_in_one_line(options, words, tmp_path, capsys):
@@ -99,7 +100,8 @@ def test_the_command_line_refuses_in_one_line(options, words, tmp_path, capsys):
 
 @pytest.mark.skipif(INSTALLED, reason="llama-cpp-python is installed")
 def test_a_missing_library_is_named():
-    from ridgefill.engines.llamacpp.native import EngineMissingError, llama_cpp
+    from ridgefill.engines.llamacpp.native import llama_cpp
+from ridgefill.errors import EngineMissingError
 
     with pytest.raises(EngineMissingError, match=r"ridgefill\[llamacpp\]"):
         llama_cpp()

@@ -14,15 +14,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from ridgefill.errors import RidgeFillError
+from ridgefill.errors import EngineMissingError
 
 TESTED = ("0.3.36", "0.3.37")  # llama-cpp-python, upper end excluded; pyproject's extra names the same
 
 _P, _I, _F, _S, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_size_t, ctypes.c_int64
-
-
-class EngineMissingError(RidgeFillError):
-    """llama-cpp-python is not installed, or lacks what the engine is built on."""
 
 
 class InitParams(ctypes.Structure):

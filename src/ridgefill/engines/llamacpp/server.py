@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ridgefill.engines.llamacpp.native import EngineMissingError, llama_cpp
+from ridgefill.engines.llamacpp.native import llama_cpp
+from ridgefill.errors import EngineMissingError
 
 if TYPE_CHECKING:
     from ridgefill.engines.llamacpp.engine import RidgeLlama

@@ -1,0 +1,198 @@
+"""What the operator asks of the vLLM engine: `--additional-config '{"ridgefill": {...}}'`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ridgefill.engines.transformers import UNMEASURED_BREAK_EVEN
+from ridgefill.engines.vllm.request import Serving
+from ridgefill.errors import SettingError, UnsupportedModelError
+from ridgefill.fill import Exact, Identity, Ridge
+from ridgefill.maps import RidgeMaps
+from ridgefill.plan import FillPlan, make_plan
+from ridgefill.settings_file import with_setting
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
+_EXACT = "leave it out, or serve without the fill"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The value of ``ridgefill`` in vLLM's ``--additional-config``.
+
+    Attributes:
+        maps: a folder or hub name; the ridge fill needs them.
+        fill: "ridge", "identity" or "exact".
+        split, tail, leading, preset, rows, corrections, setting: as in `ridgefill.filling`.
+        min_tokens: shorter prompts run exactly; the tail, the leading rows and 256 more unless named.
+        stream: each layer's map is copied to the device when it is used.
+        default: whether a request that says nothing is filled.
+    """
+
+    maps: str | None = None
+    fill: str | None = None
+    split: int | float | None = None
+    tail: int | None = None
+    leading: int | None = None
+    preset: str | None = None
+    rows: str | None = None
+    corrections: str | None = None
+    setting: str | None = None
+    min_tokens: int | None = None
+    stream: bool = False
+    default: bool = True
+
+    @classmethod
+    def of(cls, additional: Any) -> EngineSettings | None:
+        """Reads vLLM's ``additional_config``; None where it does not speak of the fill.
+
+        Raises:
+            SettingError: an unknown name, or a value of another kind.
+        """
+        given = additional.get("ridgefill") if isinstance(additional, Mapping) else None
+        if given is None:
+            return None
+        if isinstance(given, str):
+            given = {"maps": given}
+        known = [f.name for f in fields(cls)]
+        if not isinstance(given, Mapping) or (strange := [name for name in given if name not in known]):
+            raise SettingError(
+                f"--additional-config with ridgefill {json.dumps(given)}",
+                "it is not an object" if not isinstance(given, Mapping) else f"no setting is named {strange[0]}",
+                f"use {', '.join(known)}, or the flags that `ridgefill vllm-args` prints",
+            )
+        for name in ("tail", "leading", "min_tokens"):
+            value = given.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise SettingError(f"{name}={value!r} in --additional-config", "it is a count", "give a number")
+        for name in ("stream", "default"):
+            if not isinstance(given.get(name, False), bool):
+                raise SettingError(
+                    f"{name}={given[name]!r} in --additional-config", "it is on or off", "give true or false"
+                )
+        return cls(**given)
+
+    def plan(self, n_layers: int) -> tuple[FillPlan, RidgeMaps | None, int]:
+        """The plan, its maps, and the shortest prompt that is filled.
+
+        Raises:
+            SettingError, MapsFileError: by name, as `ridgefill.filling`; and what vLLM's engine cannot do.
+        """
+        loaded = None if self.maps is None else RidgeMaps.load(self.maps)
+        wanted = {
+            "preset": self.preset, "fill": self.fill, "split": self.split, "tail": self.tail,
+            "leading": self.leading, "rows": self.rows, "corrections": self.corrections,
+        }  # fmt: skip
+        loaded, chosen, tuned = with_setting(self.setting, loaded, wanted)
+        plan = make_plan(n_layers, loaded, **chosen)
+        refuse_plan(plan)
+        if loaded is not None:
+            loaded.streamed = self.stream
+        least = self.min_tokens if self.min_tokens is not None else tuned
+        least = plan.shortest - 1 + UNMEASURED_BREAK_EVEN if least is None else least
+        return plan, loaded, max(least, plan.shortest)
+
+
+def key_of(plan: FillPlan, maps: RidgeMaps | None) -> str:
+    """What tells cached blocks of this plan from any other's, the tail apart."""
+    said = {**plan.to_json(), "maps": None if maps is None else maps.content_hash}
+    said.pop("tail")
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def serving_of(config: Any, plan: FillPlan, maps: RidgeMaps | None, least: int, default: bool) -> Serving:
+    """What every request is judged by.
+
+    Args:
+        config: a ``VllmConfig``.
+        least: the shortest prompt that is filled.
+        default: whether a request that says nothing is filled.
+    """
+    never = None
+    if isinstance(plan.fill, Exact):
+        never = "the fill is off (fill='exact')"
+    elif config.speculative_config is not None:
+        never = "speculative decoding is on, and drafts may read what filled rows do not have"
+    return Serving(key_of(plan, maps), plan.tail, plan.leading, least, default, never)
+
+
+def refuse_plan(plan: FillPlan) -> None:
+    """Raises SettingError for what a plan asks and this engine cannot do."""
+    if not isinstance(plan.fill, (Ridge, Identity, Exact)):
+        raise SettingError(
+            f"the {plan.fill.name!r} fill in vLLM", "only ridge, identity and exact run there", "use one of these"
+        )
+    if plan.rows is not None and (plan.rows.attends or plan.rows.probes):
+        raise SettingError(
+            f"rows chosen by {plan.rows} in vLLM",
+            "a long prompt is prefilled in chunks, and attention from its end is known in the last one alone",
+            "choose rows that read tokens only, such as protected(0.25), or use the transformers engine",
+        )
+    if plan.rows is not None and plan.rows.query_aware:
+        raise SettingError(
+            f"rows chosen by {plan.rows} in vLLM",
+            "other requests would find rows in the prefix cache that were chosen for this one's question",
+            "choose rows that do not read the question, such as protected(0.25), or use the transformers engine",
+        )
+    if plan.corrections:
+        raise SettingError(
+            "corrections in vLLM",
+            "they read the tail before the filled rows are written, and chunks are written as they come",
+            "leave them out, or use the transformers engine",
+        )
+
+
+def refuse_engine(config: Any) -> None:
+    """Raises for what vLLM was started with and the fill cannot honour.
+
+    Args:
+        config: a ``VllmConfig``.
+
+    Raises:
+        UnsupportedModelError, SettingError: by name.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    if model.architecture not in FAMILIES:
+        raise UnsupportedModelError(
+            f"fill {model.architecture} in vLLM", f"it is none of {', '.join(FAMILIES)}", _EXACT
+        )
+    quantized = model.quantization
+    cache_type = config.cache_config.cache_dtype
+    refused = {
+        f"--quantization {quantized}": (quantized, "late keys and values were never compared on packed weights"),
+        f"--kv-cache-dtype {cache_type}": (
+            cache_type != "auto", "filled rows of that cache type were never written and compared"
+        ),
+        "LoRA adapters": (config.lora_config, "the maps were fitted without them"),
+        "pipeline parallelism": (
+            parallel.pipeline_parallel_size > 1, "the split state and the late layers would be on other ranks"
+        ),
+        "context parallelism": (
+            getattr(parallel, "decode_context_parallel_size", 1) > 1
+            or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+            "a row's cache slot is then on another rank",
+        ),
+        "dual batch overlap": (parallel.enable_dbo, "a step's rows come in two halves"),
+        "a KV connector": (config.kv_transfer_config, "it would carry filled rows to requests that want exact ones"),
+    }  # fmt: skip
+    for asked, (given, why) in refused.items():
+        if given:
+            raise SettingError(f"{asked} with the fill in vLLM", why, _EXACT)
+    caching = config.cache_config.enable_prefix_caching
+    if caching and "ridgefill" not in str(config.scheduler_config.scheduler_cls):
+        raise SettingError(
+            "the prefix cache with the fill in vLLM",
+            "vLLM's own scheduler would hand filled blocks to requests that want exact ones",
+            "add --scheduler-cls ridgefill.engines.vllm.scheduler.RidgeScheduler (`ridgefill vllm-args` prints it), "
+            "or --no-enable-prefix-caching",
+        )
+    if config.use_v2_model_runner:
+        raise SettingError(
+            "vLLM's second model runner with the fill",
+            "the fill has hooks in the first one alone",
+            "set VLLM_USE_V2_MODEL_RUNNER=0",
+        )

@@ -1,0 +1,193 @@
+"""`--worker-cls ridgefill.engines.vllm.worker.RidgeWorker`: the platform's own worker, with the fill in its runner."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
+from ridgefill.engines.vllm import check_version, counters
+from ridgefill.engines.vllm.identity import identity_of, tokenizer_of
+from ridgefill.engines.vllm.request import Choice, Serving, choose
+from ridgefill.engines.vllm.rows import Part, divide, exact_rows
+from ridgefill.engines.vllm.settings import EngineSettings, refuse_engine, serving_of
+from ridgefill.engines.vllm.step import Group, Progress, SplitModel
+from ridgefill.errors import UnsupportedModelError
+from ridgefill.fill import Exact
+from ridgefill.reading import Follower
+from ridgefill.rows.base import Prompt
+
+check_version()
+log = logging.getLogger("vllm.ridgefill")  # vLLM's own handlers print it
+
+_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
+_Worker: Any = resolve_obj_by_qualname(_WORKERS["cpu" if current_platform.is_cpu() else "cuda"])
+
+
+class RidgeWorker(_Worker):  # type: ignore[misc]
+    """The stock worker; once its runner is made, that runner fills."""
+
+    def init_device(self) -> None:
+        """As the stock worker, after what the fill cannot honour was refused by name."""
+        settings = EngineSettings.of(self.vllm_config.additional_config)
+        if settings is not None:
+            refuse_engine(self.vllm_config)
+        super().init_device()
+        if settings is not None:
+            stock = type(self.model_runner)
+            self.model_runner.__class__ = type(f"Ridge{stock.__name__}", (RidgeRunner, stock), {})
+            self.model_runner.ridge_settings = settings
+
+
+class RidgeRunner:
+    """Mixed into the stock runner: loads the maps after the model, and takes steps that have rows to fill."""
+
+    ridge_settings: EngineSettings
+    ridge: Filler | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """As the stock runner; then the maps, which are compared with the model.
+
+        Raises:
+            MapsMismatchError, MapsFileError, SettingError: by name; the server does not start.
+        """
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        self.ridge = Filler(self, self.ridge_settings)
+
+    def _model_forward(
+        self,
+        input_ids: Any = None,
+        positions: Any = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        **more: Any,
+    ) -> Any:
+        if self.ridge is not None and input_ids is not None and inputs_embeds is None:
+            filled = self.ridge.forward(input_ids, positions)
+            if filled is not None:
+                return filled
+        return super()._model_forward(  # type: ignore[misc]
+            input_ids, positions, intermediate_tensors, inputs_embeds, **more
+        )
+
+
+class Filler:
+    """The fill of one runner.
+
+    Args:
+        runner: vLLM's, its model loaded.
+        settings: the operator's.
+    """
+
+    def __init__(self, runner: Any, settings: EngineSettings) -> None:
+        self.runner = runner
+        config = runner.vllm_config.model_config.hf_text_config
+        self.plan, maps, least = settings.plan(config.num_hidden_layers)
+        self.tokenizer = tokenizer_of(runner.vllm_config.model_config)
+        if maps is not None:
+            maps.check_identity(identity_of(runner.vllm_config.model_config, self.tokenizer))
+        self.serving: Serving = serving_of(runner.vllm_config, self.plan, maps, least, settings.default)
+        self.off = isinstance(self.plan.fill, Exact)
+        self.table = None if maps is None else maps.tokens
+        self.model = None if self.off else SplitModel(runner.get_model(), self.plan.split, maps)
+        self.progress: dict[str, Progress] = {}
+        self.choices: dict[str, tuple[Choice, np.ndarray | None]] = {}
+        self._said: set[str] = set()
+        self._groups: list[Group] | None = None
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+        """The step's output [n, d]; None if no row of it is filled, and the stock forward can take it."""
+        if self.model is None:
+            return None
+        runner = self.runner
+        names = runner.input_batch.req_ids
+        self._forget()
+        starts = runner.query_start_loc.np[: len(names) + 1]
+        parts = [self._part(row, name, int(starts[row]), int(starts[row + 1])) for row, name in enumerate(names)]
+        prompts = runner.input_batch.num_prompt_tokens
+        counters.count(part for part in parts if part.start < prompts[part.row])
+        if not any(part.fills for part in parts):
+            return None
+        progress = {p.row: self._progress_of(names[p.row]) for p in parts if p.prefix}
+        division = divide(parts)
+        tables = {g.number: runner.input_batch.block_table[g.number].get_device_tensor(len(names)) for g in self.groups}
+        return self.model.forward(ids, positions, parts, division, progress, self.groups, tables)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The late layers, by cache group; known once the cache is made."""
+        if self._groups is None:
+            assert self.model is not None
+            late, found = set(self.model.names()), []
+            for number, kinds in enumerate(self.runner.attn_groups):
+                for kind in kinds:
+                    own = tuple(name for name in kind.layer_names if name in late)
+                    if own and kind.backend.forward_includes_kv_cache_update:
+                        raise UnsupportedModelError(
+                            f"the fill with {kind.backend.get_name()} attention",
+                            "it writes keys and values with the attention, and filled rows have none",
+                            "choose another --attention-backend",
+                        )
+                    if own:
+                        found.append(Group(number, kind, own))
+            self._groups = found
+        return self._groups
+
+    def _part(self, row: int, name: str, first: int, stop: int) -> Part:
+        runner = self.runner
+        start = int(runner.input_batch.num_computed_tokens_cpu[row])
+        prompt = int(runner.input_batch.num_prompt_tokens[row])
+        count = stop - first
+        if start >= prompt:
+            return Part(row, first, start, count, np.ones(count, bool))
+        choice, chosen = self._choice(name)
+        if choice.reason is not None:
+            return Part(row, first, start, count, np.ones(count, bool))
+        exact = exact_rows(start, count, prompt, choice.tail, self.plan.leading, chosen)
+        prefix = max(0, min(count, prompt - choice.tail - start))
+        if prefix and self.model is not None and self._progress_of(name).reached != start:
+            self.progress[name] = Progress(Follower(self.model.maps))
+            # the row before came from the prefix cache, or ran in a step of the stock forward: its states are not known
+            exact[0] |= self.model.reads_before
+        return Part(row, first, start, count, exact, prefix)
+
+    def _choice(self, name: str) -> tuple[Choice, np.ndarray | None]:
+        """How the request's prompt is prefilled, and its chosen rows [m]; found once, at its first step."""
+        if name not in self.choices:
+            state = self.runner.requests[name]
+            params = state.sampling_params
+            choice = choose(
+                self.serving,
+                state.num_prompt_tokens,
+                None if params is None else params.extra_args,
+                sampling=params is not None,
+                prompt_logprobs=params is not None and params.prompt_logprobs is not None,
+                tokens_alone=not state.mm_features and state.prompt_embeds is None,
+            )
+            if choice.said and choice.reason not in self._said:
+                self._said.add(str(choice.reason))
+                log.warning("this prompt runs exactly: %s", choice.reason)
+            chosen = None
+            if choice.reason is None and self.plan.rows is not None:
+                ids = torch.tensor(state.prompt_token_ids)
+                prompt = Prompt(ids, len(ids) - choice.tail, self.plan.leading, self.tokenizer, self.table)
+                chosen = self.plan.rows.select(prompt).numpy()
+            counters.count_prompt(choice.reason is None)
+            self.choices[name] = choice, chosen
+        return self.choices[name]
+
+    def _progress_of(self, name: str) -> Progress:
+        if name not in self.progress:
+            assert self.model is not None
+            self.progress[name] = Progress(Follower(self.model.maps))
+        return self.progress[name]
+
+    def _forget(self) -> None:
+        """Drops what is known of requests that are gone."""
+        for known in (self.progress, self.choices):
+            for name in [name for name in known if name not in self.runner.requests]:
+                del known[name]
