@@ -25,6 +25,8 @@ class Serving:
         min_tokens: shorter prompts run exactly.
         default: whether a request that says nothing is filled.
         never: why no prompt is filled at all, or None.
+        alone: a filled prompt takes nothing from the prefix cache: its rows are chosen by its own question, or its
+            late layers are written when all of it is there.
     """
 
     key: str
@@ -33,6 +35,7 @@ class Serving:
     min_tokens: int
     default: bool = True
     never: str | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ class Part:
         start: position of the first of them in the request.
         count: how many there are.
         exact: [count] True on rows that run every layer.
-        prefix: how many of the rows come before the tail of a prompt that is filled, exact ones among them.
+        read: how many of the rows maps read, from the first on: those before the tail of a prompt that is filled,
+            exact ones among them; all of its rows if it is filled as a whole.
+        whole: the prompt is filled when all of it is there (`joint.Kept`); ``exact`` then says nothing.
     """
 
     row: int
@@ -26,12 +28,13 @@ class Part:
     start: int
     count: int
     exact: np.ndarray
-    prefix: int = 0
+    read: int = 0
+    whole: bool = False
 
     @property
     def fills(self) -> int:
-        """How many rows are filled."""
-        return int(self.count - self.exact.sum())
+        """How many of the rows are filled in this step."""
+        return 0 if self.whole else int(self.count - self.exact.sum())
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,6 @@ class Run:
     row: int
     count: int
     length: int
-
-
-@dataclass(frozen=True)
-class Division:
-    """A step's rows, divided.
-
-    Attributes:
-        filled, exact: [f], [e] places among the step's rows, ascending.
-        runs: of the exact rows, in their order.
-    """
-
-    filled: np.ndarray
-    exact: np.ndarray
-    runs: tuple[Run, ...]
 
 
 def exact_rows(
@@ -86,14 +75,3 @@ def runs_of(row: int, positions: np.ndarray) -> Iterable[Run]:
     for piece in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
         if len(piece):
             yield Run(row, len(piece), int(piece[-1]) + 1)
-
-
-def divide(parts: Iterable[Part]) -> Division:
-    """The rows of a step, from those of its requests."""
-    filled, exact, runs = [], [], list[Run]()
-    for part in parts:
-        places = np.arange(part.first, part.first + part.count)
-        filled.append(places[~part.exact])
-        exact.append(places[part.exact])
-        runs += runs_of(part.row, part.start + np.flatnonzero(part.exact))
-    return Division(np.concatenate(filled), np.concatenate(exact), tuple(runs))

@@ -39,6 +39,8 @@ class _Apart:
             request.cache_salt = " ".join(salt for salt in salts if salt)
             request.block_hashes.clear()
             request.update_block_hashes()
+            if self.serving.alone:
+                request.skip_reading_prefix_cache = True
         super().add_request(request)  # type: ignore[misc]
 
     def _get_local_prefix_cache_hit(self, request: Any) -> Any:

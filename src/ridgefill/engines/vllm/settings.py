@@ -117,7 +117,8 @@ def serving_of(config: Any, plan: FillPlan, maps: RidgeMaps | None, least: int, 
         never = "the fill is off (fill='exact')"
     elif config.speculative_config is not None:
         never = "speculative decoding is on, and drafts may read what filled rows do not have"
-    return Serving(key_of(plan, maps), plan.tail, plan.leading, least, default, never)
+    alone = plan.joint or (plan.rows is not None and plan.rows.query_aware)
+    return Serving(key_of(plan, maps), plan.tail, plan.leading, least, default, never, alone)
 
 
 def refuse_plan(plan: FillPlan) -> None:
@@ -126,31 +127,21 @@ def refuse_plan(plan: FillPlan) -> None:
         raise SettingError(
             f"the {plan.fill.name!r} fill in vLLM", "only ridge, identity and exact run there", "use one of these"
         )
-    if plan.rows is not None and (plan.rows.attends or plan.rows.probes):
+    if plan.rows is not None and plan.rows.probes:
         raise SettingError(
             f"rows chosen by {plan.rows} in vLLM",
-            "a long prompt is prefilled in chunks, and attention from its end is known in the last one alone",
-            "choose rows that read tokens only, such as protected(0.25), or use the transformers engine",
-        )
-    if plan.rows is not None and plan.rows.query_aware:
-        raise SettingError(
-            f"rows chosen by {plan.rows} in vLLM",
-            "other requests would find rows in the prefix cache that were chosen for this one's question",
-            "choose rows that do not read the question, such as protected(0.25), or use the transformers engine",
-        )
-    if plan.corrections:
-        raise SettingError(
-            "corrections in vLLM",
-            "they read the tail before the filled rows are written, and chunks are written as they come",
-            "leave them out, or use the transformers engine",
+            "the probe attends to the fill and to its own rows, but not to the rest of the tail between them, and paged "
+            "attention reads every key before a row",
+            "choose rows by the lower layers, such as attention(0.10), or use the transformers engine",
         )
 
 
-def refuse_engine(config: Any) -> None:
+def refuse_engine(config: Any, plan: FillPlan) -> None:
     """Raises for what vLLM was started with and the fill cannot honour.
 
     Args:
         config: a ``VllmConfig``.
+        plan: the operator's.
 
     Raises:
         UnsupportedModelError, SettingError: by name.
@@ -182,6 +173,14 @@ def refuse_engine(config: Any) -> None:
     for asked, (given, why) in refused.items():
         if given:
             raise SettingError(f"{asked} with the fill in vLLM", why, _EXACT)
+    kinds = getattr(model.hf_text_config, "layer_types", None)
+    windowed = model.get_sliding_window() is not None if kinds is None else "sliding_attention" in kinds
+    if plan.joint and windowed:
+        raise SettingError(
+            f"{plan.rows or 'corrections'} with {model.architecture} in vLLM",
+            "layers with a sliding window have given back the rows before it when the tail is there",
+            "leave them out, make the tail longer, or use the transformers engine",
+        )
     caching = config.cache_config.enable_prefix_caching
     if caching and "ridgefill" not in str(config.scheduler_config.scheduler_cls):
         raise SettingError(

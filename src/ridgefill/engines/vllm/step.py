@@ -8,6 +8,7 @@ of their own: one for each run of consecutive rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context, override_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from ridgefill.engines.vllm.joint import Kept, seen
 from ridgefill.engines.vllm.late import LateLayer
-from ridgefill.engines.vllm.rows import Division, Part, Run
+from ridgefill.engines.vllm.rows import Part, Run, runs_of
 from ridgefill.maps import RidgeMaps
 from ridgefill.reading import Follower
 
@@ -41,15 +43,39 @@ class Group:
 
 @dataclass
 class Progress:
-    """How far a request's prefix has been read.
+    """How far a request's prompt has been read.
 
     Attributes:
         follower: remembers the last row read, for maps that read the row before.
         reached: the row after it.
+        kept: of a prompt that is filled as a whole, or None.
     """
 
     follower: Follower
     reached: int = 0
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class LateRows:
+    """One request's rows in the late layers.
+
+    Attributes:
+        row: the request's row in the batch.
+        filled: [f] positions; ``read`` [f, K] what maps read of them, ``h`` [f, d] their split states.
+        exact: [e] positions; ``entering`` [e, d] their states.
+        places: [e] theirs among the step's rows; -1 where an earlier step had them.
+        kept: what corrections measure on, or None.
+    """
+
+    row: int
+    filled: Tensor
+    read: Tensor
+    h: Tensor
+    exact: Tensor
+    entering: Tensor
+    places: Tensor
+    kept: Kept | None = None
 
 
 class SplitModel:
@@ -58,7 +84,7 @@ class SplitModel:
     Args:
         model: a ``*ForCausalLM``.
         split: S.
-        maps: or None, for the identity fill.
+        maps: or None, for the identity fill. Its maps are taken out of it: every rank cuts or folds its own.
     """
 
     def __init__(self, model: Any, split: int, maps: RidgeMaps | None) -> None:
@@ -68,21 +94,17 @@ class SplitModel:
         held = {} if maps is None else maps.maps
         streamed = maps is not None and maps.streamed
         self.late = [
-            LateLayer(self.layers[i], held.get(i), gives, streamed) for i in range(split, len(self.layers))
+            LateLayer(self.layers[i], held.pop(i, None), gives, streamed)
+            for i in range(split, len(self.layers))
         ]
-        if maps is not None:
-            maps.maps = {}  # every rank has cut or folded its own
+        if maps is not None and maps.down is not None:
             where = next(self.layers[0].parameters())
-            maps.down = None if maps.down is None else maps.down.to(where.device, where.dtype)
+            maps.down = maps.down.to(where.device, where.dtype)
 
     @property
     def reads_before(self) -> bool:
         """Whether maps read the row before, which must then have run in the same or an earlier step."""
         return self.maps is not None and bool(self.maps.reading.previous)
-
-    def names(self) -> list[str]:
-        """The late layers' names in vLLM's dictionaries."""
-        return [late.attention.attn.layer_name for late in self.late]
 
     def lower(self, ids: Tensor, positions: Tensor) -> dict[int, Tensor]:
         """States that enter the layers that maps read, and the split: layer -> [n, d]."""
@@ -95,92 +117,148 @@ class SplitModel:
         states[self.split] = h if rest is None else h + rest
         return states
 
-    def read(self, states: Mapping[int, Tensor], parts: list[Part], progress: Mapping[int, Progress]) -> Tensor:
-        """[f, K] what maps read of the filled rows.
-
-        Args:
-            progress: row of the batch -> how far its request's prefix has been read; goes on.
-        """
-        found = []
-        for part in parts:
-            if not part.prefix:
-                continue
-            own = {i: t[None, part.first : part.first + part.prefix] for i, t in states.items()}
-            done = progress[part.row]
-            given = done.follower.of(own)[0]
-            done.reached = part.start + part.prefix
-            found.append(given[torch.from_numpy(~part.exact[: part.prefix]).to(given.device)])
-        return torch.cat(found)
+    def read(self, states: Mapping[int, Tensor], part: Part, progress: Progress) -> Tensor:
+        """[part.read, K] what maps read of the part's first rows; ``progress`` goes on."""
+        own = {i: t[None, part.first : part.first + part.read] for i, t in states.items()}
+        progress.reached = part.start + part.read
+        return progress.follower.of(own)[0]
 
     def forward(
         self,
         ids: Tensor,
         positions: Tensor,
         parts: list[Part],
-        division: Division,
         progress: Mapping[int, Progress],
         groups: list[Group],
-        tables: Mapping[int, Tensor],
+        tables: Mapping[int, Any],
     ) -> Tensor:
-        """The last layer's normed output [n, d] of the exact rows; zeros for filled rows, which nothing reads.
+        """The last layer's normed output [n, d] of the exact rows; zeros for all others, which nothing reads.
 
         Args:
             ids, positions: [n] of the step's rows, padding included.
-            tables: cache group -> [requests, blocks] its block table.
+            progress: row of the batch -> its request's.
+            tables: cache group -> vLLM's ``BlockTable``.
         """
         context = get_forward_context()
-        states = self.lower(ids, positions)
-        filled, exact = (torch.from_numpy(t).to(ids.device) for t in (division.filled, division.exact))
-        h = states[self.split]
-        read, h_filled, at_filled = self.read(states, parts, progress), h[filled], positions[filled]
-        h_exact, at_exact, rest = h[exact], positions[exact], None
-        late_context = exact_context(context, groups, division.runs, tables, exact, at_exact)
-        with override_forward_context(late_context):
-            for late in self.late:
-                slots = context.slot_mapping[late.attention.attn.layer_name]
-                late.write(read, h_filled, at_filled, slots[filled])
-                if division.runs:
-                    h_exact, rest = late.layer(at_exact, h_exact, rest)
-        out = h.new_zeros(len(ids), h.shape[-1])
-        if division.runs:
-            out[exact], _ = self.base.norm(h_exact, rest)
+        with ExitStack() as stack:
+            for part in parts:
+                if (kept := part.whole and progress[part.row].kept) and kept.layers:
+                    stack.enter_context(seen(self.layers, kept, part))
+            states = self.lower(ids, positions)
+        late = [rows for part in parts if (rows := self._late(states, part, progress)) is not None]
+        out = states[self.split].new_zeros(len(ids), states[self.split].shape[-1])
+        if late:
+            self._run(late, context, groups, tables, out)
         return out
 
+    def _late(self, states: Mapping[int, Tensor], part: Part, progress: Mapping[int, Progress]) -> LateRows | None:
+        """The part's rows in the late layers; None while a prompt that is filled as a whole is not all there."""
+        h = states[self.split][part.first : part.first + part.count]
+        read = self.read(states, part, progress[part.row]) if part.read else h[:0]
+        places = torch.arange(part.first, part.first + part.count)
+        at = torch.arange(part.start, part.start + part.count)
+        if part.whole and (kept := progress[part.row].kept) is not None:
+            kept.add(h[: part.read], read)
+            if not kept.complete:
+                return None
+            return self._whole(kept, part, h)
+        exact, own = (torch.from_numpy(mask) for mask in (part.exact, ~part.exact))
+        filled = own.nonzero()[:, 0].to(h.device)
+        chosen = exact.nonzero()[:, 0].to(h.device)
+        taken = read[filled] if part.read else read
+        return LateRows(part.row, at[own], taken, h[filled], at[exact], h[chosen], places[exact])
 
-def exact_context(
-    context: Any,
-    groups: list[Group],
-    runs: tuple[Run, ...],
-    tables: Mapping[int, Tensor],
-    exact: Tensor,
-    positions: Tensor,
-) -> Any:
-    """The forward context in which late layers see the exact rows alone.
+    def _whole(self, kept: Kept, part: Part, h: Tensor) -> LateRows:
+        """All late rows of a prompt whose last row is in this step, and what of it was generated since."""
+        every, read = kept.joined()
+        chosen = kept.choose(self)
+        after = h[part.read :]
+        n = len(every)
+        exact = np.concatenate([np.flatnonzero(chosen), np.arange(n, n + len(after))])
+        filled = torch.from_numpy(np.flatnonzero(~chosen))
+        places = torch.from_numpy(np.where(exact >= part.start, exact - part.start + part.first, -1))
+        at = torch.from_numpy(exact)
+        entering = torch.cat([every, after])[at.to(h.device)]
+        mine = filled.to(h.device)
+        return LateRows(part.row, filled, read[mine], every[mine], at, entering, places, kept)
+
+    def _run(
+        self, late: list[LateRows], context: Any, groups: list[Group], tables: Mapping[int, Any], out: Tensor
+    ) -> None:
+        device = out.device
+        rows = [rows.row for rows in late]
+        at_filled, at_exact = (torch.cat(t).to(device) for t in ([r.filled for r in late], [r.exact for r in late]))
+        read, h = torch.cat([r.read for r in late]), torch.cat([r.h for r in late])
+        entering, rest = torch.cat([r.entering for r in late]), None
+        runs = [run for r in late for run in runs_of(r.row, r.exact.numpy())]
+        by_name, metadata = {}, dict(context.attn_metadata)
+        exact_slots = dict(context.slot_mapping)
+        for group in groups:
+            table = tables[group.number]
+            slots_filled, slots_exact = (
+                torch.cat([slots_of(table, row, at) for row, at in zip(rows, ats, strict=True)])
+                for ats in ([r.filled for r in late], [r.exact for r in late])
+            )
+            built = None
+            if runs:
+                common = as_requests(runs, table.get_device_tensor(max(rows) + 1), slots_exact, at_exact)
+                built = group.attention.build_metadata(common)
+            for name in group.names:
+                by_name[name] = slots_filled
+                metadata[name], exact_slots[name] = built, slots_exact
+        exact_context = replace(
+            context, attn_metadata=metadata, slot_mapping=exact_slots, batch_descriptor=None,
+            cudagraph_runtime_mode=CUDAGraphMode.NONE, is_padding=None,
+        )  # fmt: skip
+        with override_forward_context(exact_context):
+            for i, layer in enumerate(self.late, self.split):
+                if len(at_filled):
+                    keys, values = layer.predicted(read, h, at_filled)
+                    state = entering if rest is None else entering + rest
+                    keys, values = corrected(late, layer, i, keys, values, state)
+                    layer.write(keys, values, by_name[layer.name])
+                if runs:
+                    entering, rest = layer.layer(at_exact, entering, rest)
+        if runs:
+            done, _ = self.base.norm(entering, rest)
+            places = torch.cat([r.places for r in late]).to(device)
+            out[places[places >= 0]] = done[places >= 0]
+
+
+def corrected(
+    late: list[LateRows], layer: LateLayer, i: int, keys: Tensor, values: Tensor, entering: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Layer i's filled keys and values [f, H_kv, D] as the plan's corrections leave them.
 
     Args:
-        context: vLLM's, of the whole step.
-        tables: cache group -> [requests, blocks] its block table.
-        exact, positions: [e] the rows' places in the step, and in their requests.
+        entering: [e, d] true states of the exact rows.
     """
-    slots: dict[str, Any] = dict(context.slot_mapping)
-    metadata: dict[str, Any] = dict(context.attn_metadata)
-    for group in groups if runs else ():
-        own = slots[group.names[0]][exact]
-        built = group.attention.build_metadata(as_requests(runs, tables[group.number], own, positions))
-        for name in group.names:
-            slots[name], metadata[name] = own, built
-    return replace(
-        context,
-        attn_metadata=metadata,
-        slot_mapping=slots,
-        cudagraph_runtime_mode=CUDAGraphMode.NONE,
-        batch_descriptor=None,
-        is_padding=None,
-    )
+    if not any(r.kept is not None and r.kept.plan.corrections for r in late):
+        return keys, values
+    found, f, e = [], 0, 0
+    for rows in late:
+        own = slice(f, f + len(rows.filled))
+        mine = keys[own], values[own]
+        if rows.kept is not None:
+            mine = rows.kept.corrected(layer, i, *mine, entering[e : e + len(rows.exact)], rows.exact)
+        found.append(mine)
+        f, e = own.stop, e + len(rows.exact)
+    return torch.cat([k for k, _ in found]), torch.cat([v for _, v in found])
+
+
+def slots_of(table: Any, row: int, positions: Tensor) -> Tensor:
+    """[n] slots in a cache group of a request's ``positions`` [n].
+
+    Args:
+        table: vLLM's ``BlockTable``; ``row`` is the request's in it.
+    """
+    own = table.get_device_tensor(row + 1)[row]
+    at = positions.to(own.device)
+    return own[at // table.block_size].to(torch.int64) * table.block_size + at % table.block_size
 
 
 def as_requests(
-    runs: tuple[Run, ...], table: Tensor, slots: Tensor, positions: Tensor
+    runs: list[Run], table: Tensor, slots: Tensor, positions: Tensor
 ) -> CommonAttentionMetadata:
     """Runs of exact rows as attention sees requests: each with its own queries, over its request's blocks."""
     counts = torch.tensor([run.count for run in runs], dtype=torch.int32)

@@ -13,11 +13,11 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from ridgefill.engines.vllm import check_version, counters
 from ridgefill.engines.vllm.identity import identity_of, tokenizer_of
 from ridgefill.engines.vllm.request import Choice, Serving, choose
-from ridgefill.engines.vllm.rows import Part, divide, exact_rows
+from ridgefill.engines.vllm.joint import Kept
+from ridgefill.engines.vllm.rows import Part, exact_rows
 from ridgefill.engines.vllm.settings import EngineSettings, refuse_engine, serving_of
 from ridgefill.engines.vllm.step import Group, Progress, SplitModel
-from ridgefill.errors import UnsupportedModelError
-from ridgefill.fill import Exact
+from ridgefill.errors import RidgeFillError, UnsupportedModelError
 from ridgefill.reading import Follower
 from ridgefill.rows.base import Prompt
 
@@ -35,7 +35,8 @@ class RidgeWorker(_Worker):  # type: ignore[misc]
         """As the stock worker, after what the fill cannot honour was refused by name."""
         settings = EngineSettings.of(self.vllm_config.additional_config)
         if settings is not None:
-            refuse_engine(self.vllm_config)
+            layers = self.vllm_config.model_config.hf_text_config.num_hidden_layers
+            refuse_engine(self.vllm_config, settings.plan(layers)[0])
         super().init_device()
         if settings is not None:
             stock = type(self.model_runner)
@@ -91,9 +92,10 @@ class Filler:
         if maps is not None:
             maps.check_identity(identity_of(runner.vllm_config.model_config, self.tokenizer))
         self.serving: Serving = serving_of(runner.vllm_config, self.plan, maps, least, settings.default)
-        self.off = isinstance(self.plan.fill, Exact)
         self.table = None if maps is None else maps.tokens
-        self.model = None if self.off else SplitModel(runner.get_model(), self.plan.split, maps)
+        self.whole = self.plan.joint
+        off = self.serving.never is not None
+        self.model = None if off else SplitModel(runner.get_model(), self.plan.split, maps)
         self.progress: dict[str, Progress] = {}
         self.choices: dict[str, tuple[Choice, np.ndarray | None]] = {}
         self._said: set[str] = set()
@@ -110,19 +112,22 @@ class Filler:
         parts = [self._part(row, name, int(starts[row]), int(starts[row + 1])) for row, name in enumerate(names)]
         prompts = runner.input_batch.num_prompt_tokens
         counters.count(part for part in parts if part.start < prompts[part.row])
-        if not any(part.fills for part in parts):
+        if not any(part.fills or part.whole for part in parts):
             return None
-        progress = {p.row: self._progress_of(names[p.row]) for p in parts if p.prefix}
-        division = divide(parts)
-        tables = {g.number: runner.input_batch.block_table[g.number].get_device_tensor(len(names)) for g in self.groups}
-        return self.model.forward(ids, positions, parts, division, progress, self.groups, tables)
+        progress = {p.row: self._progress_of(names[p.row]) for p in parts if p.read}
+        tables = {group.number: runner.input_batch.block_table[group.number] for group in self.groups}
+        return self.model.forward(ids, positions, parts, progress, self.groups, tables)
+
+    @property
+    def _model(self) -> SplitModel:
+        assert self.model is not None  # noqa: S101 - `forward` has returned otherwise
+        return self.model
 
     @property
     def groups(self) -> list[Group]:
         """The late layers, by cache group; known once the cache is made."""
         if self._groups is None:
-            assert self.model is not None
-            late, found = set(self.model.names()), []
+            late, found = {layer.name for layer in self._model.late}, list[Group]()
             for number, kinds in enumerate(self.runner.attn_groups):
                 for kind in kinds:
                     own = tuple(name for name in kind.layer_names if name in late)
@@ -147,13 +152,24 @@ class Filler:
         choice, chosen = self._choice(name)
         if choice.reason is not None:
             return Part(row, first, start, count, np.ones(count, bool))
+        if self.whole:
+            read = max(0, min(count, prompt - start))
+            if start == 0:  # a preempted request starts anew
+                self.progress[name] = Progress(Follower(self._model.maps), kept=self._kept(name, choice))
+            return Part(row, first, start, count, np.ones(count, bool), read, whole=True)
         exact = exact_rows(start, count, prompt, choice.tail, self.plan.leading, chosen)
-        prefix = max(0, min(count, prompt - choice.tail - start))
-        if prefix and self.model is not None and self._progress_of(name).reached != start:
-            self.progress[name] = Progress(Follower(self.model.maps))
+        read = max(0, min(count, prompt - choice.tail - start))
+        if read and self._progress_of(name).reached != start:
+            self.progress[name] = Progress(Follower(self._model.maps))
             # the row before came from the prefix cache, or ran in a step of the stock forward: its states are not known
-            exact[0] |= self.model.reads_before
-        return Part(row, first, start, count, exact, prefix)
+            exact[0] |= self._model.reads_before
+        return Part(row, first, start, count, exact, read)
+
+    def _kept(self, name: str, choice: Choice) -> Kept:
+        attends = self.plan.rows is not None and self.plan.rows.attends
+        layers = tuple(range(self.plan.split)) if attends else ()
+        ids = torch.tensor(self.runner.requests[name].prompt_token_ids)
+        return Kept(self.plan, choice.tail, ids, layers, self.tokenizer, self.table)
 
     def _choice(self, name: str) -> tuple[Choice, np.ndarray | None]:
         """How the request's prompt is prefilled, and its chosen rows [m]; found once, at its first step."""
@@ -168,22 +184,24 @@ class Filler:
                 prompt_logprobs=params is not None and params.prompt_logprobs is not None,
                 tokens_alone=not state.mm_features and state.prompt_embeds is None,
             )
+            chosen = None
+            if choice.reason is None and self.plan.rows is not None and not self.whole:
+                ids = torch.tensor(state.prompt_token_ids)
+                prompt = Prompt(ids, len(ids) - choice.tail, self.plan.leading, self.tokenizer, self.table)
+                try:
+                    chosen = self.plan.rows.select(prompt).numpy()
+                except RidgeFillError as error:
+                    choice = Choice(choice.tail, str(error), said=True)
             if choice.said and choice.reason not in self._said:
                 self._said.add(str(choice.reason))
                 log.warning("this prompt runs exactly: %s", choice.reason)
-            chosen = None
-            if choice.reason is None and self.plan.rows is not None:
-                ids = torch.tensor(state.prompt_token_ids)
-                prompt = Prompt(ids, len(ids) - choice.tail, self.plan.leading, self.tokenizer, self.table)
-                chosen = self.plan.rows.select(prompt).numpy()
             counters.count_prompt(choice.reason is None)
             self.choices[name] = choice, chosen
         return self.choices[name]
 
     def _progress_of(self, name: str) -> Progress:
         if name not in self.progress:
-            assert self.model is not None
-            self.progress[name] = Progress(Follower(self.model.maps))
+            self.progress[name] = Progress(Follower(self._model.maps))
         return self.progress[name]
 
     def _forget(self) -> None:
