@@ -24,6 +24,7 @@ os.environ.setdefault("USE_HUB_KERNELS", "0")
 
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ridgefill import RidgeMaps, embedded, load_model
 from ridgefill.compat import new_cache
@@ -274,19 +275,23 @@ class Regression:
     Attributes:
         features: what is read.
         gives: "writes", or "inputs", which are then projected.
-        weight: [n] of rows, from the layer's inputs, or None.
+        weight: layer -> weights of the rows [n], or None.
         per_layer: the penalty is chosen for each layer, not for all.
         prior: the map shrinks to the identity instead of zero (inputs from the raw split state only).
         rows: how many calibration rows are used; None: all.
+        every: of these, every how many-th.
+        penalties: to choose from.
     """
 
     bench: Bench
     features: Sequence[Feature]
     gives: str = "writes"
-    weight: Callable[[Tensor], Tensor] | None = None
+    weight: Callable[[int], Tensor] | None = None
     per_layer: bool = False
     prior: bool = False
     rows: int | None = None
+    every: int = 1
+    penalties: Sequence[float] = GRID
 
     def read(self, h: dict[int, Tensor], lengths: list[int] | None = None) -> Tensor:
         """[n, K]."""
@@ -294,8 +299,8 @@ class Regression:
 
     def fit(self) -> Regression:
         """Solves; ``self.penalty`` and ``self.explained`` say what came of it."""
-        bench, n = self.bench, self.rows
-        x = self.read(bench.fit.h, bench.fit.lengths)[:n]
+        bench, used = self.bench, slice(None, self.rows, self.every)
+        x = self.read(bench.fit.h, bench.fit.lengths)[used]
         held = self.read(bench.held.h, bench.held.lengths)
         self.mean = x.mean(0)
         x, held = x - self.mean, held - self.mean
@@ -306,9 +311,9 @@ class Regression:
         for i in bench.late:
             spectrum, own = self.spectrum, x
             y, wanted = (self._target(i, part) for part in (bench.fit, bench.held))
-            y = y[:n]
+            y = y[used]
             if self.weight is not None:
-                w = self.weight(bench.fit.h[i][:n])[:, None]
+                w = self.weight(i)[used, None]
                 own, y_mean = x * w.sqrt(), (w * y).sum(0) / w.sum()
                 spectrum = Spectrum.of((own.T @ own).double())
                 y_centred = (y - y_mean) * w.sqrt()
@@ -319,14 +324,14 @@ class Regression:
                 y_centred, wanted = y_centred - x, wanted - held
             basis = (y_centred.T @ own).double() @ spectrum.vectors
             self.bases[i], self.means[i] = basis, y_mean
-            z = held.double() @ spectrum.vectors
+            z = held @ spectrum.vectors.float()
             spread = float((wanted - wanted.mean(0)).square().sum())
             errors[i], solved[i] = {}, (basis, spectrum.vectors)
-            for value in GRID:
-                predicted = (z @ (basis * spectrum.shrinkage(value)).T).float() + y_mean
+            for value in self.penalties:
+                predicted = z @ (basis * spectrum.shrinkage(value)).float().T + y_mean
                 errors[i][value] = float((predicted - wanted).square().sum()) / spread
             self._spectra = getattr(self, "_spectra", {}) | {i: spectrum}
-        best = min(GRID, key=lambda v: sum(e[v] for e in errors.values()))
+        best = min(self.penalties, key=lambda v: sum(e[v] for e in errors.values()))
         self.maps = {}
         self.penalty = {i: min(e, key=e.get) if self.per_layer else best for i, e in errors.items()}
         for i, (basis, vectors) in solved.items():
@@ -418,6 +423,29 @@ class Fused:
         return (h[SPLIT] @ weight.T + bias) * torch.rsqrt(square + self.bench.model.config.rms_norm_eps)
 
 
+def received(bench: Bench, i: int, chunk: int = 512) -> Tensor:
+    """The attention that calibration rows receive in layer i of their windows, over its mean; at least a tenth.
+
+    Leading rows are not kept: attention is shared out among the others.
+    """
+    config, layer, found = bench.model.config, bench.decoder.layers[i], []
+    heads, groups = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    for h in bench.fit.h[i].split(bench.fit.lengths):
+        x, n = layer.input_layernorm(h)[None], len(h)
+        rows = bench.decoder.rows(x, torch.arange(LEADING, LEADING + n)[None])
+        keys = bench.decoder.finish(i, bench.written(i, h)[None], rows)[0][0]
+        q = layer.self_attn.q_proj(x).view(1, n, heads, -1).transpose(1, 2)
+        q = apply_rotary_pos_emb(q, q, *rows.ropes)[0][0].unflatten(0, (-1, groups))  # [H_kv, groups, n, D]
+        got = torch.zeros(n)
+        for at in range(0, n, chunk):
+            scores = q[:, :, at : at + chunk] @ keys[:, None].mT / keys.shape[-1] ** 0.5
+            later = torch.arange(n) > torch.arange(at, min(at + chunk, n))[:, None]
+            got += scores.masked_fill(later, -torch.inf).softmax(-1).sum((0, 1, 2))
+        found.append(got)
+    every = torch.cat(found)
+    return (every / every.mean()).clamp_min(0.1)
+
+
 LOWER = (state(SPLIT), state(10), state(5), state(0))
 RICH = (*LOWER, before(SPLIT))
 
@@ -446,7 +474,8 @@ def ideas(b: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     def reduced(columns: int) -> Callable[[], dict[str, Any]]:
         return lambda: b.judge(rich().reduced(columns).give)
 
-    inverse_square = lambda x: 1 / x.square().mean(-1)  # noqa: E731
+    inverse_square = lambda i: 1 / b.fit.h[i].square().mean(-1)  # noqa: E731
+    attended = lambda i: received(b, i)  # noqa: E731
     late = list(b.late)
     found = {
         "plain": tried(*plain, gives="inputs"),
@@ -460,6 +489,7 @@ def ideas(b: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
         "fused, one scalar": lambda: b.judge(Fused(b, 0).give),
         "direct, raw state": tried(*plain),
         "direct": tried(state(SPLIT)),
+        "direct, rows weighted by attention": tried(state(SPLIT), weight=attended),
         "direct, 4 clusters": lambda: b.judge(Clustered(b, (state(SPLIT),), 4).give),
         "direct, 8 clusters": lambda: b.judge(Clustered(b, (state(SPLIT),), 8).give),
         "direct + embedding": tried(state(SPLIT), state(0)),
@@ -474,6 +504,12 @@ def ideas(b: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     }
     for columns in (864, 576, 384, 192, 96):
         found[f"rich, {columns} columns"] = reduced(columns)
+    for every in (2, 3, 4):
+        found[f"rich, every row of {every}"] = tried(*RICH, every=every)
+    for value in (0.1, 0.3):
+        found[f"rich, penalty {value:g}"] = tried(*RICH, penalties=(value,))
+    found["rich, every row of 2, penalty 0.1"] = tried(*RICH, every=2, penalties=(0.1,))
+    found["rich, the first half of the rows"] = tried(*RICH, rows=len(b.fit.ids) // 2)
     found["rich + embedding before"] = tried(*RICH, before(0))
     found["rich + 2 rows further back"] = tried(*RICH, before(SPLIT, 2), before(SPLIT, 3))
     found |= {
