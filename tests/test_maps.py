@@ -20,6 +20,7 @@ from ridgefill.fit.quantize import dequantize_int8, quantize_int8
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.reading import Reading
 from ridgefill.rows.token_table import TokenTable
 from tests.disk import small_files
 from tests.local_hub import local_hub
@@ -109,6 +110,27 @@ def test_maps_go_where_the_rows_are_and_streamed_ones_rest_where_they_were(strea
         assert maps.to().streamed
     else:
         assert maps.content_hash == hashed  # it was taken before the map went away
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_reduction_goes_where_the_rows_are_as_maps_do(streamed):
+    reading = Reading((0, 1), (1,), True, "writes")
+
+    def reduced():
+        return RidgeMaps(1, {}, reading=reading, down=torch.ones(2, 3 * D), streamed=streamed)
+
+    maps, hashed = reduced(), reduced().content_hash
+    rows = torch.ones(5, D, device="meta", dtype=torch.bfloat16)
+    read = maps.read({0: rows, 1: rows})
+    assert read.is_meta and read.shape == (5, 2) and read.dtype == torch.bfloat16
+    assert maps.down.is_meta == (not streamed)
+    assert maps.content_hash == hashed
+    if not streamed:
+        moved = maps.down
+        maps.read({0: rows, 1: rows})
+        assert maps.down is moved  # once
+    on_host, host = reduced(), torch.ones(5, D)
+    assert on_host.read({0: host, 1: host}).shape == (5, 2) and not on_host.down.is_meta
 
 
 # --- save and load

@@ -64,8 +64,8 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         preset: name or settings of the plan that the maps were made for; JSON-able.
         reading: what the maps read and give; the paper's by default.
         down: [r, K] reduces what is read to the r columns that the maps then take, or None.
-        streamed: a map is copied to its rows' device each time it is used, and rests where it was loaded; otherwise
-            it moves there the first time and stays (paper 4.2). The results are the same.
+        streamed: a map, and the reduction, is copied to its rows' device each time it is used, and rests where it was
+            loaded; otherwise it moves there the first time and stays (paper 4.2). The results are the same.
 
     Raises:
         SettingError: a reading of another split, or a reduction of another width.
@@ -145,7 +145,13 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         Args:
             states: layer -> [..., m, W] that entered it, for the layers of ``reading``.
         """
-        return self.reading.of(states, self.down)
+        down, rows = self.down, states[self.split]
+        if down is not None and rows.device.type != "cpu":  # as `AffineMap.beside`
+            down = down.to(rows.device, rows.dtype)
+            if down is not self.down and not self.streamed:
+                self._content_hash = self.content_hash
+                self.down = down
+        return self.reading.of(states, down)
 
     def predict(self, layer: int, read: Tensor) -> Tensor:
         """The predicted input of ``layer``, or what it writes (`Reading.gives`).
