@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgefill.errors import SettingError
 
 States = dict[int, Tensor]  # layer -> the states [..., m, W] that entered it
+Source = tuple[int, int]  # a layer, and how many rows before: 0 or 1
 GIVES = ("inputs", "writes")
 EPS = 1e-6
 
@@ -88,6 +89,16 @@ class Reading:
         """How many states are read, those of the row before included."""
         return len(self.layers) + len(self.previous)
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What is read, in order: every layer, and then those whose row before is read."""
+        return (*((i, 0) for i in self.layers), *((i, 1) for i in self.previous))
+
+    def parts(self, states: Mapping[int, Tensor]) -> dict[Source, Tensor]:
+        """What is read, source by source, [..., m, W] each: `of` puts it side by side."""
+        own = {i: self._normed(states[i]) for i in self.layers}
+        return {(i, back): _before(own[i]) if back else own[i] for i, back in self.sources}
+
     def of(self, states: Mapping[int, Tensor], down: Tensor | None = None) -> Tensor:
         """The states side by side, those of the row before at the end; or what a reduction leaves of them.
 
@@ -99,16 +110,15 @@ class Reading:
             [..., m, blocks * W] or [..., m, r] in the states' dtype; the split state itself, not a copy, for plain
             maps.
         """
+        if down is None:
+            every = list(self.parts(states).values())
+            return every[0] if len(every) == 1 else torch.cat(every, -1)
         parts = [self._normed(states[i]) for i in (*self.layers, *self.previous)]
-        if down is not None:  # block after block, so that they never lie side by side
-            down = down.to(parts[0].device, parts[0].dtype)
-            blocks = down.chunk(self.blocks, -1)
-            parts = [torch.nn.functional.linear(h, block) for h, block in zip(parts, blocks, strict=True)]
-        own, before = parts[: len(self.layers)], parts[len(self.layers) :]
-        parts = own + [torch.cat([t[..., :1, :], t[..., :-1, :]], -2) for t in before]
-        if down is not None:
-            return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        down = down.to(parts[0].device, parts[0].dtype)  # block after block: they never lie side by side
+        blocks = down.chunk(self.blocks, -1)
+        parts = [torch.nn.functional.linear(h, block) for h, block in zip(parts, blocks, strict=True)]
+        parts = parts[: len(self.layers)] + [_before(t) for t in parts[len(self.layers) :]]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def _normed(self, h: Tensor) -> Tensor:
         return unit(h) if self.normed else h
@@ -172,6 +182,11 @@ class Follower:
         previous, m = self.reader.reading.previous, states[max(states)].shape[1]
         self._last = {i: h[:, -1:] for i, h in states.items()} if previous else {}
         return self.reader.read(joined)[:, -m:]
+
+
+def _before(h: Tensor) -> Tensor:
+    """The row before each row [..., m, W]; the first has itself before it."""
+    return torch.cat([h[..., :1, :], h[..., :-1, :]], -2)
 
 
 def _whole(values: Sequence[Any]) -> tuple[int, ...]:

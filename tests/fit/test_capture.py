@@ -8,6 +8,7 @@ from ridgefill.fit.capture import Capture, Checkpoint, heldout_rows, layer_input
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.windows import Plan, Window
 from ridgefill.models.decoder import Decoder
+from ridgefill.reading import Reading
 from tests.disk import small_files
 from tests.tiny import FAMILIES, tiny_model
 
@@ -94,7 +95,9 @@ class Doubled(Decoder):
 @torch.no_grad()
 def test_a_state_apart_is_captured_beside_the_layers_inputs(tmp_path):
     decoder, the_plan = Doubled(tiny_model()), plan()
-    moments = Moments((2, 3), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True)
+    moments = Moments(
+        (2, 3), 6, dict.fromkeys(range(6), torch.device("cpu")), reads={2: ((2, 0),), 3: ((3, 0),)}
+    )
     capture = captured(decoder, the_plan, Capture(moments))
     states = [
         decoder.model(w.ids.long()[None], output_hidden_states=True).hidden_states for w in the_plan.fit
@@ -107,10 +110,31 @@ def test_a_state_apart_is_captured_beside_the_layers_inputs(tmp_path):
     for split, rows in capture.heldout_states().items():
         assert torch.equal(2 * rows, capture.heldout()[split])
     Checkpoint(tmp_path, {}, 0).save(capture, 4)
-    again = Capture(Moments((2, 3), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True))
+    again = Capture(
+        Moments((2, 3), 6, dict.fromkeys(range(6), torch.device("cpu")), reads={2: ((2, 0),), 3: ((3, 0),)})
+    )
     assert "after 6 windows" in Checkpoint(tmp_path, {}, 0).resume(again)
     same(again, capture)
     assert all(torch.equal(t, again.heldout_states()[k]) for k, t in capture.heldout_states().items())
+
+
+@torch.no_grad()
+def test_what_is_read_is_captured_source_by_source(decoder):
+    the_plan = plan(3, 1)
+    reading = Reading((0, 2), (2,), True)
+    moments = Moments((2,), 6, dict.fromkeys(range(6), torch.device("cpu")), reads={2: reading.sources})
+    run_capture(decoder, the_plan, Capture(moments, {2: reading}), leading=LEADING, seed=0)
+    read, y = [], []
+    for window in the_plan.fit:
+        h = decoder.model(window.ids.long()[None], output_hidden_states=True).hidden_states
+        read.append(reading.of({0: h[0], 2: h[2]})[0, LEADING:])  # the first has a leading row before it
+        y.append(h[4][0, LEADING:])
+    x, y = torch.cat(read).double(), torch.cat(y).double()
+    assert moments.rows == len(x)
+    xc = x - x.mean(0)
+    torch.testing.assert_close(moments.gram(2), xc.T @ xc, rtol=1e-6, atol=1e-6)
+    expected = (y - y.mean(0)).T @ xc
+    torch.testing.assert_close(moments.centred(2, 4).cross, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_heldout_states_are_the_inputs_where_nothing_is_apart(decoder):

@@ -11,6 +11,11 @@ from ridgefill.compat import new_cache
 from ridgefill.errors import CorpusError, SettingError, UnsupportedModelError
 from ridgefill.fit import fit
 from ridgefill.fit.forms import FORMS, Form, form_of
+from ridgefill.fit.job import Job
+from ridgefill.fit.moments import Moments
+from ridgefill.fit.report import Report
+from ridgefill.fit.settings import Settings
+from ridgefill.fit.solve import Spectrum, in_basis
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
@@ -20,6 +25,7 @@ from tests.models.test_qwen4 import HAS, tiny_qwen4
 from tests.tiny import FAMILIES, HYBRIDS, tiny_model, tiny_tokenizer
 
 SPLIT, TAIL, N = 2, 8, 44
+SETTINGS = Settings(4000, 4096, 0.1, (0.1,), 16, 0.0, 0)
 
 
 def prompt(n=N, seed=0):
@@ -235,3 +241,20 @@ def test_too_little_text_names_the_simpler_forms(tmp_path):
     (tmp_path / "short.txt").write_text("word " * 300)
     with pytest.raises(CorpusError, match="fit maps that read one state"):
         fitted(tiny_model("llama"), [tmp_path / "short.txt"], tmp_path / "maps", "rich", tokens=560)
+
+
+@torch.no_grad()
+def test_reduced_maps_give_the_mean_row_the_mean(tmp_path):
+    """States whose mean is large: an intercept of the map before its reduction would leave a part of it out."""
+    decoder, form, g = Decoder(tiny_model()), FORMS["rich"], torch.Generator().manual_seed(9)
+    job = Job(decoder, ModelIdentity.of(decoder.model), SETTINGS, tmp_path, Report(False), None, form=form)
+    moments = Moments([SPLIT], decoder.n_layers, job.devices([SPLIT]), reads=job.reads([SPLIT]))
+    states = {source: 30 + torch.randn(500, 64, generator=g) for source in form.reading(SPLIT).sources}
+    for layer in moments.layers:
+        moments.add(layer, torch.randn(500, decoder.map_width(layer, "writes"), generator=g) - 2, states)
+    spectrum, late = Spectrum.of(moments.gram(SPLIT)), range(SPLIT + 1, decoder.n_layers)
+    bases = {i: in_basis(spectrum, moments.centred(SPLIT, i)) for i in late}
+    down, maps = job.reduced(spectrum, moments, SPLIT, 0.01, 8, bases)
+    for i, (weight, bias) in maps.items():
+        centred = moments.centred(SPLIT, i)
+        torch.testing.assert_close(weight @ (down @ centred.x_mean) + bias, centred.y_mean)

@@ -78,10 +78,10 @@ def test_wide_states_are_scored_by_their_maps(scene):
     decoder, _, _, sample, _ = scene
     g = torch.Generator().manual_seed(5)
     mix = torch.randn(64, 160, generator=g) / 8
-    moments = Moments((SPLIT,), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True)
+    moments = Moments((SPLIT,), 6, dict.fromkeys(range(6), torch.device("cpu")), reads={SPLIT: ((SPLIT, 0),)})
     fit = {k: torch.randn(300, 64, generator=g) for k in range(SPLIT, 6)}
     for layer in moments.layers:
-        moments.add(layer, fit[layer], fit[5] @ mix if layer == SPLIT else None)
+        moments.add(layer, fit[layer], {(SPLIT, 0): fit[5] @ mix})
     spectrum, state = Spectrum.of(moments.gram(SPLIT)), sample[5] @ mix
     apart = NarrowIdentity(decoder.model)
     heldout = choose_penalty(apart, moments, spectrum, SPLIT, sample, GRID, state=state)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ridgefill.fit.moments import Moments, product_elements
-from ridgefill.fit.solve import Spectrum, in_basis, ridge
+from ridgefill.fit.solve import Spectrum, in_basis, intercept, ridge
 
 CPU = torch.device("cpu")
 D, L, SPLITS = 12, 6, (1, 3)
@@ -141,6 +141,16 @@ def test_eigenbasis_product_is_the_map():
     torch.testing.assert_close(with_basis, ridge(spectrum, centred, 0.03))
 
 
+@pytest.mark.parametrize("columns", [None, 3])
+def test_the_mean_row_is_given_the_mean_reduced_or_not(columns):
+    g = torch.Generator().manual_seed(8)
+    centred = moments_of(states()).centred(1, 4)
+    down = None if columns is None else torch.randn(columns, D, generator=g, dtype=torch.float64)
+    weight = torch.randn(D, columns or D, generator=g, dtype=torch.float64)
+    mean = centred.x_mean if down is None else down @ centred.x_mean
+    torch.testing.assert_close(weight @ mean + intercept(centred, weight, down), centred.y_mean)
+
+
 def test_one_pass_serves_every_split():
     data = states()
     both, alone = moments_of(data), moments_of(data, (3,))
@@ -173,6 +183,7 @@ def test_not_finite_is_reported():
 
 
 WIDE = 3 * D
+APART = {s: (s,) for s in SPLITS}  # one block a split
 
 
 def wide_states(data):
@@ -183,10 +194,10 @@ def wide_states(data):
 
 
 def wide_moments(data, states, splits=SPLITS):
-    moments = Moments(splits, L, dict.fromkeys(range(L), CPU), apart=True)
+    moments = Moments(splits, L, dict.fromkeys(range(L), CPU), reads={s: (s,) for s in splits})
     for window, each in zip(data, states, strict=True):
         for layer in moments.layers:
-            assert moments.add(layer, window[layer], each.get(layer) if layer in splits else None)
+            assert moments.add(layer, window[layer], each)
     return moments
 
 
@@ -223,26 +234,94 @@ def test_wide_moments_go_on_bit_for_bit_and_report_what_is_not_finite():
     data = states()
     wide = wide_states(data)
     whole, half = wide_moments(data, wide), wide_moments(data[:2], wide[:2])
-    again = Moments(SPLITS, L, dict.fromkeys(range(L), CPU), apart=True)
+    again = Moments(SPLITS, L, dict.fromkeys(range(L), CPU), reads=APART)
     again.restore({k: v.clone() for k, v in half.tensors().items()}, half.rows)
     for window, each in zip(data[2:], wide[2:], strict=True):
         for layer in again.layers:
-            again.add(layer, window[layer], each.get(layer))
+            again.add(layer, window[layer], each)
     assert again.rows == whole.rows
     assert again.tensors().keys() == whole.tensors().keys()
     assert all(torch.equal(v, again.tensors()[k]) for k, v in whole.tensors().items())
     with pytest.raises(KeyError):  # moments that hold no state apart
         again.restore(moments_of(data).tensors(), 1)
     wide[0][3][2, 5] = float("inf")
-    spoilt = Moments(SPLITS, L, dict.fromkeys(range(L), CPU), apart=True)
-    found = [spoilt.add(k, data[0][k], wide[0].get(k)) for k in spoilt.layers]
+    spoilt = Moments(SPLITS, L, dict.fromkeys(range(L), CPU), reads=APART)
+    found = [spoilt.add(k, data[0][k], wide[0]) for k in spoilt.layers]
     assert found == [True, True, False, True, True]
 
 
 def test_size_is_what_is_held():
     wide = wide_moments(states(), wide_states(states()))
-    assert product_elements(SPLITS, L, D, dict.fromkeys(SPLITS, WIDE)) == sum(
-        t.numel() for t in wide.tensors().values()
-    )
+    assert product_elements(SPLITS, L, D, APART, WIDE) == sum(t.numel() for t in wide.tensors().values())
     moments = moments_of(states())
     assert product_elements(SPLITS, L, D) == sum(t.numel() for t in moments.tensors().values())
+
+
+# --- what several splits read, in blocks
+
+
+def shared(data):
+    """windows of block -> [m, D]; "low" is read at both splits."""
+    g = torch.Generator().manual_seed(11)
+    mix = {name: torch.randn(D, D, generator=g) for name in ("low", "own", "other")}
+    return [{name: w[0].float() @ m for name, m in mix.items()} for w in data]
+
+
+SHARED = {1: ("low", "own"), 3: ("low", "other")}
+
+
+def shared_moments(data, blocks, reads=SHARED, **kwargs):
+    moments = Moments(sorted(reads), L, dict.fromkeys(range(L), CPU), reads=reads, **kwargs)
+    for window, each in zip(data, blocks, strict=True):
+        for layer in moments.layers:
+            assert moments.add(layer, window[layer], each)
+    return moments
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_splits_that_read_the_same_block_share_its_sums(single):
+    data = states()
+    blocks = shared(data)
+    moments = shared_moments(data, blocks, single=single)
+    scale = dict(rtol=1e-4, atol=1e-2) if single else dict(rtol=1e-9, atol=1e-8)
+    for split, names in SHARED.items():
+        x = torch.cat([torch.cat([w[name] for name in names], 1) for w in blocks]).double()
+        xc = x - x.mean(0)
+        torch.testing.assert_close(moments.gram(split), xc.T @ xc, **scale)
+        for layer in range(split, L):
+            y = stacked(data, layer)
+            found = moments.centred(split, layer)
+            torch.testing.assert_close(found.cross, (y - y.mean(0)).T @ xc, **scale)
+            torch.testing.assert_close(found.x_mean, x.mean(0), rtol=1e-5, atol=1e-5)
+    assert sorted(moments.grams) == [
+        "0.0",
+        "0.1",
+        "0.2",
+        "1.1",
+        "2.2",
+    ]  # half of each, and "low" with itself once
+    assert [moments.products[layer].shape[1] for layer in (1, 2, 3, 5)] == [2 * D, 2 * D, 3 * D, 3 * D]
+    assert product_elements((1, 3), L, D, SHARED, D) == sum(t.numel() for t in moments.tensors().values())
+
+
+def test_blocks_go_on_bit_for_bit():
+    data = states()
+    blocks = shared(data)
+    whole, half = shared_moments(data, blocks), shared_moments(data[:2], blocks[:2])
+    again = Moments((1, 3), L, dict.fromkeys(range(L), CPU), reads=SHARED)
+    again.restore({k: v.clone() for k, v in half.tensors().items()}, half.rows)
+    for window, each in zip(data[2:], blocks[2:], strict=True):
+        for layer in again.layers:
+            again.add(layer, window[layer], each)
+    assert all(torch.equal(v, again.tensors()[k]) for k, v in whole.tensors().items())
+    assert torch.equal(again.gram(3), whole.gram(3))
+
+
+def test_a_split_that_reads_nothing_new_adds_no_columns():
+    data = states()
+    blocks = shared(data)
+    moments = shared_moments(data, blocks, {1: ("low", "own"), 3: ("own",)})
+    x = torch.cat([w["own"] for w in blocks]).double()
+    xc = x - x.mean(0)
+    torch.testing.assert_close(moments.gram(3), xc.T @ xc, rtol=1e-9, atol=1e-8)
+    assert moments.products[5].shape[1] == 2 * D and sorted(moments.grams) == ["0.0", "0.1", "1.1"]

@@ -45,7 +45,7 @@ def wide_states(model, ids):
 @torch.no_grad()
 def test_moments_are_those_of_streams_and_mixes():
     model, windows = model_of(), [window(40, i) for i in range(3)]
-    moments = Moments((SPLIT,), 6, dict.fromkeys(range(6), torch.device("cpu")), apart=True)
+    moments = Moments((SPLIT,), 6, dict.fromkeys(range(6), torch.device("cpu")), reads={SPLIT: ((SPLIT, 0),)})
     capture = Capture(moments)
     plan = Plan(windows[:2], windows[2:], [], "", "")
     run_capture(Decoder(model), plan, capture, leading=LEADING, seed=0)

@@ -22,11 +22,11 @@ from ridgefill.files import whole, write_json
 from ridgefill.fit.moments import Moments
 from ridgefill.fit.windows import Plan, Window
 from ridgefill.models.decoder import Decoder
-from ridgefill.reading import Reading, States
+from ridgefill.reading import Reading, Source, States
 
 ROWS_A_WINDOW = 256  # held-out rows kept of one window at most
 HELDOUT_ROWS = 4096  # held-out rows kept at most: enough to tell penalties apart, and a bound on memory
-CHECKPOINT_SHARE = 10  # a checkpoint is due after this many times its own writing time, at the earliest
+CHECKPOINT_SHARE = 30  # a checkpoint is due after this many times its own writing time, at the earliest
 
 
 def layer_inputs(
@@ -148,8 +148,8 @@ def _accumulate(decoder: Decoder, window: Window, capture: Capture, leading: int
         clock.lap("forward", x.device)
         where = decoder.device(layer)
         y = decoder.target(layer, x.to(where), capture.gives)[0, leading:]
-        state = None if read is None else read[0, leading:].to(where)
-        if not moments.add(layer, y, state):
+        states = None if read is None else {source: h[0, leading:].to(where) for source, h in read.items()}
+        if not moments.add(layer, y, states):
             _refuse_not_finite(layer, window)
         clock.lap("moments", x.device)
 
@@ -161,7 +161,8 @@ def _gather(decoder: Decoder, window: Window, capture: Capture, chosen: Tensor) 
         clock.lap("forward", x.device)
         found.append((capture.sample, layer, x[0, chosen.to(x.device)].cpu()))
         if read is not None:
-            found.append((capture.states, layer, read[0, chosen.to(read.device)].cpu()))
+            parts = [h[0, chosen.to(h.device)].cpu() for h in read.values()]
+            found.append((capture.states, layer, torch.cat(parts, -1)))
         if not torch.isfinite(found[-1][2]).all():
             _refuse_not_finite(layer, window)
         clock.lap("moments", x.device)
@@ -171,8 +172,8 @@ def _gather(decoder: Decoder, window: Window, capture: Capture, chosen: Tensor) 
 
 def _inputs(
     decoder: Decoder, window: Window, capture: Capture
-) -> Iterator[tuple[int, Tensor | None, Tensor]]:
-    """Layer, what is read at it [1, m, W] if it is a split that keeps that apart, and its input [1, m, d]."""
+) -> Iterator[tuple[int, dict[Source, Tensor] | None, Tensor]]:
+    """Layer, what is read at it, [1, m, W] each, if it is a split that keeps that apart, and its input [1, m, d]."""
     moments, layers = capture.moments, capture.moments.layers
     readings = {s: Reading.plain(s) for s in moments.splits if moments.apart} | dict(capture.readings)
     wanted = {i for reading in readings.values() for i in reading.layers}
@@ -182,7 +183,7 @@ def _inputs(
             states[layer] = h
         if layer in layers:
             reading = readings.get(layer)
-            yield layer, None if reading is None else reading.of(states), x
+            yield layer, None if reading is None else reading.parts(states), x
 
 
 class _Clock:

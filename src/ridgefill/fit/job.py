@@ -21,12 +21,13 @@ from ridgefill.fit.penalty import Heldout, choose_penalty
 from ridgefill.fit.reduce import reduce
 from ridgefill.fit.report import Report
 from ridgefill.fit.settings import Settings
-from ridgefill.fit.solve import Spectrum, in_basis, ridge
+from ridgefill.fit.solve import Spectrum, in_basis, intercept, ridge
 from ridgefill.fit.terminal import PAPER_STATES, compare_states
 from ridgefill.fit.windows import MIN_WINDOW_ROWS, ROWS_WANTED, Cutter, Plan, Window, plan_windows
 from ridgefill.maps import AffineMap, RidgeMaps
 from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
+from ridgefill.reading import Source
 from ridgefill.rows.token_table import TokenTable
 
 FEW_STATES = 8  # with fewer, an offset is mostly the noise of its few states
@@ -133,7 +134,8 @@ class Job:
             fitted,
             length=self.settings.length,
             heldout_rows=sample,
-            widths=None if self.shares_states else self.widths(fitted),
+            reads=self.reads(fitted),
+            block=self.decoder.width_in,
         )
         self.report.say(memory.line() + ".")
         remarks = []
@@ -155,6 +157,10 @@ class Job:
         """Whether what is read at a split is the split layer's input, so that the moments hold it once."""
         return self.form == FORMS["plain"] and self.decoder.width_in == self.decoder.width_out
 
+    def reads(self, fitted: Sequence[int]) -> dict[int, tuple[Source, ...]] | None:
+        """split -> what is read there, where the moments keep that apart."""
+        return None if self.shares_states else {s: self.form.reading(s).sources for s in fitted}
+
     def widths(self, fitted: Sequence[int]) -> dict[int, int]:
         """split -> K, the columns that are read there."""
         return {s: self.form.reading(s).blocks * self.decoder.width_in for s in fitted}
@@ -169,9 +175,10 @@ class Job:
 
     def capture(self, plan: Plan, fitted: list[int], every: float) -> Capture:
         """Runs the model over the windows, from where an earlier run was stopped."""
-        apart, single = not self.shares_states, self.form.normed
-        moments = Moments(fitted, self.decoder.n_layers, self.devices(fitted), apart=apart, single=single)
-        capture = Capture(moments, {s: self.form.reading(s) for s in fitted} if apart else {})
+        reads, devices = self.reads(fitted), self.devices(fitted)
+        moments = Moments(fitted, self.decoder.n_layers, devices, reads=reads, single=self.form.normed)
+        readings = {} if reads is None else {s: self.form.reading(s) for s in fitted}
+        capture = Capture(moments, readings)
         checkpoint = Checkpoint(self.folder / ".capture", self.fingerprint(plan, fitted), every)
         if found := checkpoint.resume(capture):
             self.report.say(found[0].upper() + found[1:] + ".")
@@ -199,6 +206,10 @@ class Job:
         solved = {}
         for split in fitted:
             spectrum = Spectrum.of(moments.gram(split))
+            columns = self.form.columns(split, self.decoder.width_in)
+            bases = None  # a reduction wants those of all layers at once; else one at a time is enough
+            if columns is not None:
+                bases = {i: in_basis(spectrum, moments.centred(split, i)) for i in layers[split]}
             heldout = choose_penalty(
                 self.decoder,
                 moments,
@@ -210,30 +221,42 @@ class Job:
                 states[split],
                 self.form.gives,
                 None if self.decoder.wide else sample[split],
+                bases,
             )
-            down = self.reduced(spectrum, moments, split, heldout.best)
-            maps = {}
-            for layer in layers[split]:
-                weight, bias = ridge(spectrum, moments.centred(split, layer), heldout.best)
-                if down is not None:
-                    weight = down[1][layer]
-                maps[layer] = AffineMap(weight.float().cpu(), bias.float().cpu())
-                advance(1)
-            solved[split] = Solved(maps, heldout, None if down is None else down[0].float().cpu())
+            if columns is None or bases is None:
+                down, maps = None, {}
+                for layer in layers[split]:
+                    maps[layer] = ridge(spectrum, moments.centred(split, layer), heldout.best)
+                    advance(1)
+            else:
+                down, maps = self.reduced(spectrum, moments, split, heldout.best, columns, bases)
+                advance(len(maps))
+            solved[split] = Solved(
+                {
+                    i: AffineMap(weight.float().cpu(), bias.float().cpu())
+                    for i, (weight, bias) in maps.items()
+                },
+                heldout,
+                None if down is None else down.float().cpu(),
+            )
         capture.seconds["solve"] = time.perf_counter() - start
         return solved
 
     def reduced(
-        self, spectrum: Spectrum, moments: Moments, split: int, lambda_rel: float
-    ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """The reduction of a split and its layers' maps, where the form has one (`fit.reduce`)."""
-        columns = self.form.columns(split, self.decoder.width_in)
-        if columns is None:
-            return None
-        late = range(split + 1, self.decoder.n_layers)
-        bases = {i: in_basis(spectrum, moments.centred(split, i)) for i in late}
-        pairs = {i: 2 if self.decoder.given_ready(i, self.form.gives) else 1 for i in late}
-        return reduce(spectrum, bases, lambda_rel, columns, pairs, moments.rows)
+        self,
+        spectrum: Spectrum,
+        moments: Moments,
+        split: int,
+        lambda_rel: float,
+        columns: int,
+        bases: dict[int, Tensor],
+    ) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
+        """The reduction of a split, and its layers' weights and biases (`fit.reduce`)."""
+        pairs = {i: 2 if self.decoder.given_ready(i, self.form.gives) else 1 for i in bases}
+        down, weights = reduce(spectrum, bases, lambda_rel, columns, pairs, moments.rows)
+        return down, {
+            i: (weight, intercept(moments.centred(split, i), weight, down)) for i, weight in weights.items()
+        }
 
     def terminal(self, maps: dict[int, RidgeMaps], plan: Plan, capture: Capture, remarks: list[str]) -> None:
         """Gives the maps their terminal states, where the model has layers that keep one (paper 2.3)."""
@@ -290,7 +313,7 @@ class Job:
     def fingerprint(self, plan: Plan, fitted: list[int]) -> dict[str, Any]:
         """Everything that the captured numbers depend on."""
         return {
-            "format": 1,
+            "format": 2,
             "model": self.identity.to_json(),
             "attention": getattr(self.decoder.config, "_attn_implementation", None),
             "devices": sorted({self.decoder.device(i).type for i in range(self.decoder.n_layers)}),

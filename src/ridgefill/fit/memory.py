@@ -9,7 +9,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]  # comes with accelerate
 
 from ridgefill.fit.capture import HELDOUT_ROWS
-from ridgefill.fit.moments import product_elements
+from ridgefill.fit.moments import Block, product_elements
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def estimate_memory(
     *,
     length: int,
     heldout_rows: int = HELDOUT_ROWS,
-    widths: Mapping[int, int] | None = None,
+    reads: Mapping[int, Sequence[Block]] | None = None,
+    block: int = 0,
 ) -> Memory:
     """The memory a fit of ``model`` at layers ``splits`` needs, in bytes.
 
@@ -59,20 +60,21 @@ def estimate_memory(
         model: a loaded causal LM; its config and dtype decide.
         length: tokens of a window at most.
         heldout_rows: held-out rows at most.
-        widths: split -> columns read there, where they are not the split layer's input.
+        reads: split -> what is read there, where that is not the split layer's input (`Moments`).
+        block: columns of each.
     """
     config, item = model.config, model.dtype.itemsize
     n_layers, d = config.num_hidden_layers, config.hidden_size
     fitted = [s for s in splits if s < n_layers - 1]
-    read = {s: d if widths is None else widths[s] for s in fitted}
+    read = {s: d if reads is None else block * len(reads[s]) for s in fitted}
     w, every = max(read.values(), default=d), sum(read.values())
     maps = sum((n_layers - 1 - s) * read[s] for s in fitted)  # columns of all of them
     # A layer holds about four rows of its state's width (residual, norm, attention) and three of the MLP's.
     activations = length * item * (4 * w + 3 * _mlp_width(config))
     if getattr(config, "_attn_implementation", None) == "eager":  # scores, softmax in fp32, and the mask
         activations += length * length * (config.num_attention_heads * (item + 4) + item)
-    moments = product_elements(fitted, n_layers, d, None if widths is None else read)
-    kept = d * (n_layers - min(fitted, default=n_layers)) + (0 if widths is None else every)
+    moments = product_elements(fitted, n_layers, d, reads, block)
+    kept = d * (n_layers - min(fitted, default=n_layers)) + (0 if reads is None else every)
     return Memory(
         model=model.get_memory_footprint(),
         moments=8 * moments if fitted else 0,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Centred:
     y_mean: Tensor
 
 
+Block = Any  # hashable, the name of a state that is read; splits that read the same state share its sums
+
+
 class Moments:
     """Sums over rows of x, y and y x^T, in fp64, for every split's X and every later layer's Y.
 
@@ -33,15 +40,17 @@ class Moments:
 
     In most models the state that enters the split layer is the layer's input: X is its Y, held once and
     multiplied once. Where several streams enter a layer (paper 2.2), X is all of them, W wide, and apart from
-    the layer's input, d wide; so is what richer maps read, and Y then may be what the layer writes.
+    the layer's input, d wide; so is what richer maps read, and Y then may be what the layer writes. What is read
+    apart is read in blocks: a block that several splits read is multiplied once, and X^T X is symmetric, so that
+    half of its blocks are enough.
 
     Args:
         splits: ascending layers S.
         n_layers: L; moments are kept for layers min(splits) .. L-1.
         devices: layer -> where its sums rest. Products are computed beside the states all the same.
-        apart: X is another state than the split layer's input.
-        single: products of one window are made in fp32, before they are added up in fp64: enough for states of the
-            size that a norm gives them, and half the time.
+        reads: split -> names of the blocks that are X there, side by side; None where X is the split layer's input.
+        single: sums and products of one window are made in fp32, before they are added up in fp64: enough for states
+            of the size that a norm gives them, and half the time.
     """
 
     def __init__(
@@ -50,100 +59,144 @@ class Moments:
         n_layers: int,
         devices: Mapping[int, torch.device],
         *,
-        apart: bool = False,
+        reads: Mapping[int, Sequence[Block]] | None = None,
         single: bool = False,
     ) -> None:
         self.splits, self.n_layers, self.devices = tuple(splits), n_layers, dict(devices)
-        self.apart, self.dtype = apart, torch.float32 if single else torch.float64
+        self.apart, self.dtype = reads is not None, torch.float32 if single else torch.float64
+        self.names = _names(splits, reads or {})
+        self.blocks = {s: [self.names.index(b) for b in (reads or {}).get(s, ())] for s in splits}
+        self.first = _first(self.blocks)  # block -> the split that reads it first, where its sums rest
         self.rows = 0
         self.shift: dict[int, Tensor] = {}  # layer -> [d]
         self.sums: dict[int, Tensor] = {}  # layer -> [d], of y - shift
-        self.products: dict[int, Tensor] = {}  # layer -> [d, W of every split up to that layer]
-        self.x_shift: dict[int, Tensor] = {}  # split -> [W]; these three only where X is apart
-        self.x_sums: dict[int, Tensor] = {}  # split -> [W]
-        self.grams: dict[int, Tensor] = {}  # split -> [W, W]
-        self._x: Tensor | None = None  # [m, k W] this window's states at the splits passed so far
+        self.products: dict[int, Tensor] = {}  # layer -> [d, columns of what is read up to that layer]
+        self.x_shift: dict[int, Tensor] = {}  # block -> [W]; these three only where X is apart
+        self.x_sums: dict[int, Tensor] = {}  # block -> [W]
+        self.grams: dict[str, Tensor] = {}  # "i.j", of blocks i <= j that one split reads -> [W, W]
+        self._x: list[Tensor] = []  # this window's states at the splits passed so far, [m, W] each
+        self._joined: Tensor | None = None  # the same side by side
 
     @property
     def layers(self) -> range:
         """Layers whose inputs are wanted."""
         return range(self.splits[0], self.n_layers)
 
-    def add(self, layer: int, inputs: Tensor, state: Tensor | None = None) -> bool:
+    def add(self, layer: int, inputs: Tensor, states: Mapping[Block, Tensor] | None = None) -> bool:
         """Adds one window's rows of one layer; call it for every one of `layers`, in ascending order.
 
         Args:
             inputs: Y, [m, d] inputs of the layer, any float dtype.
-            state: X, [m, W] the state that enters the layer, for a split of moments that keep X apart.
+            states: block -> [m, W], of what is read at a split, for moments that keep X apart.
 
         Returns:
             False if the rows are not all finite; the moments are spoilt then.
         """
         if layer == self.splits[0]:
             self.rows += len(inputs)
-            self._x = None
+            self._x = []
         rest = self.devices[layer]
         y, total = _less_shift(inputs, layer, self.shift, rest, self.dtype)
         finite = bool(torch.isfinite(total).all())
         if layer in self.splits and self.apart:
-            finite &= self._add_state(layer, inputs if state is None else state)
+            finite &= self._add_states(layer, states or {})
         elif layer in self.splits:
-            self._join(y)
-        if (x := self._x) is not None:  # always: the first of `layers` is a split
+            self._join([y])
+        if (x := self._joined) is not None:  # always: the first of `layers` is a split
             _add(self.sums, layer, total, rest)
             _add_product(self.products, layer, y, x.to(y.device), rest)
         return finite
 
-    def _add_state(self, split: int, state: Tensor) -> bool:
-        rest = self.devices[split]
-        x, total = _less_shift(state, split, self.x_shift, rest, self.dtype)
-        self._join(x)
-        _add(self.x_sums, split, total, rest)
-        _add_product(self.grams, split, x, x, rest)
-        return bool(torch.isfinite(total).all())
+    def _add_states(self, split: int, states: Mapping[Block, Tensor]) -> bool:
+        """The blocks that no earlier split has read, and their products with all that this split reads."""
+        rest, finite, new = self.devices[split], True, []
+        for block in self.blocks[split]:
+            if block < len(self._x):  # names are in order of their first reading
+                continue
+            x, total = _less_shift(states[self.names[block]], block, self.x_shift, rest, self.dtype)
+            _add(self.x_sums, block, total, rest)
+            finite &= bool(torch.isfinite(total).all())
+            new.append(x)
+        self._join(new)
+        for i, j in self._pairs(split):
+            left, right = self._x[i], self._x[j]
+            _add_product(self.grams, f"{i}.{j}", left.to(right.device), right, rest)
+        return finite
 
-    def _join(self, x: Tensor) -> None:
-        self._x = x if self._x is None else torch.cat([self._x.to(x.device), x], dim=1)
+    def _pairs(self, split: int) -> list[tuple[int, int]]:
+        """Pairs of blocks that this split reads, and no earlier one both."""
+        earlier = [set(self.blocks[s]) for s in self.splits if s < split]
+        every = [(i, j) for i in self.blocks[split] for j in self.blocks[split] if i <= j]
+        return [(i, j) for i, j in every if not any(i in e and j in e for e in earlier)]
+
+    def _join(self, new: list[Tensor]) -> None:
+        """Puts blocks beside those of this window's earlier splits; all are parts of one tensor, held once."""
+        if new:  # none where earlier splits read the same
+            parts = [x.to(new[-1].device) for x in (*self._x, *new)]
+            self._joined = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+            self._x = list(self._joined.split([x.shape[1] for x in parts], 1))
 
     def centred(self, split: int, layer: int) -> Centred:
         """Moments of layer ``layer`` against split ``split`` less their means, [d, W], [W] and [d]."""
-        sums, shift = self._of_states()
-        width = len(sums[split])
-        at = sum(len(sums[s]) for s in self.splits[: self.splits.index(split)])
-        product = self.products[layer][:, at : at + width]
-        x = sums[split].to(product.device) / self.rows
+        product = torch.cat([self.products[layer][:, columns] for columns in self._columns(split)], 1)
+        x, shift = self._of_states(split)
+        x = x.to(product.device) / self.rows
         y = self.sums[layer] / self.rows
-        cross = torch.addr(product, y, x, alpha=-self.rows)
-        return Centred(cross, x + shift[split].to(x.device), y + self.shift[layer].to(y.device))
+        cross = product.addr_(y, x, alpha=-self.rows)
+        return Centred(cross, x + shift.to(x.device), y + self.shift[layer].to(y.device))
 
     def gram(self, split: int) -> Tensor:
         """X^T X of split ``split`` less its mean, [W, W]."""
         if not self.apart:
             return self.centred(split, split).cross
-        x = self.x_sums[split] / self.rows
-        return torch.addr(self.grams[split], x, x, alpha=-self.rows)
+        blocks, rest = self.blocks[split], self.devices[split]
 
-    def _of_states(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        return (self.x_sums, self.x_shift) if self.apart else (self.sums, self.shift)
+        def pair(i: int, j: int) -> Tensor:
+            return (self.grams[f"{i}.{j}"] if i <= j else self.grams[f"{j}.{i}"].T).to(rest)
 
-    def _named(self) -> dict[str, tuple[dict[int, Tensor], Sequence[int]]]:
-        """name -> the sums of that name and the layers that have one."""
-        named: dict[str, tuple[dict[int, Tensor], Sequence[int]]] = {
-            "shift": (self.shift, self.layers),
-            "sum": (self.sums, self.layers),
-            "product": (self.products, self.layers),
+        gram = torch.cat([torch.cat([pair(i, j) for j in blocks], 1) for i in blocks])
+        x = self._of_states(split)[0].to(rest) / self.rows
+        return gram.addr_(x, x, alpha=-self.rows)
+
+    def _columns(self, split: int) -> list[slice]:
+        """Where what split ``split`` reads stands in the products."""
+        order: Sequence[int] = range(len(self.names)) if self.apart else self.splits
+        sums = self.x_sums if self.apart else self.sums
+        ends = list(accumulate(len(sums[k]) for k in order if k in sums))
+        wanted = self.blocks[split] if self.apart else [self.splits.index(split)]
+        return [slice(ends[at] - len(sums[order[at]]), ends[at]) for at in wanted]
+
+    def _of_states(self, split: int) -> tuple[Tensor, Tensor]:
+        """Sums of what split ``split`` reads, and what was taken off."""
+        if not self.apart:
+            return self.sums[split], self.shift[split]
+        rest = self.devices[split]
+        sums, shift = (
+            torch.cat([each[b].to(rest) for b in self.blocks[split]]) for each in (self.x_sums, self.x_shift)
+        )
+        return sums, shift
+
+    def _named(self) -> dict[str, tuple[dict[Any, Tensor], dict[Any, torch.device]]]:
+        """name -> the sums of that name and where each of them rests."""
+        layers = {layer: self.devices[layer] for layer in self.layers}
+        named: dict[str, tuple[dict[Any, Tensor], dict[Any, torch.device]]] = {
+            "shift": (self.shift, layers),
+            "sum": (self.sums, layers),
+            "product": (self.products, layers),
         }
         if self.apart:
-            named["x_shift"] = self.x_shift, self.splits
-            named["x_sum"] = self.x_sums, self.splits
-            named["gram"] = self.grams, self.splits
+            blocks = {block: self.devices[split] for block, split in self.first.items()}
+            named["x_shift"] = self.x_shift, blocks
+            named["x_sum"] = self.x_sums, blocks
+            named["gram"] = (
+                self.grams,
+                {f"{i}.{j}": self.devices[s] for s in self.splits for i, j in self._pairs(s)},
+            )
         return named
 
     def tensors(self) -> dict[str, Tensor]:
         """All sums by name, for a checkpoint; `rows` is kept beside them."""
-        return {
-            f"{name}.{layer}": t for name, (each, _) in self._named().items() for layer, t in each.items()
-        }
+        return {f"{name}.{key}": t for name, (each, _) in self._named().items() for key, t in each.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], rows: int) -> None:
         """Takes up `tensors` and `rows` again.
@@ -154,8 +207,8 @@ class Moments:
         named = self._named()
         # Copies, so that the alignment (and with it the last bit of a product) is a fresh tensor's.
         found = {
-            name: {k: tensors[f"{name}.{k}"].to(self.devices[k], copy=True) for k in layers}
-            for name, (_, layers) in named.items()
+            name: {k: tensors[f"{name}.{k}"].to(where, copy=True) for k, where in keys.items()}
+            for name, (_, keys) in named.items()
         }
         for name, (each, _) in named.items():
             each.clear()
@@ -164,47 +217,63 @@ class Moments:
 
 
 def product_elements(
-    splits: Sequence[int], n_layers: int, width: int, widths: Mapping[int, int] | None = None
+    splits: Sequence[int],
+    n_layers: int,
+    width: int,
+    reads: Mapping[int, Sequence[Block]] | None = None,
+    block: int = 0,
 ) -> int:
     """fp64 numbers that the moments of these splits hold, without building them.
 
     Args:
         width: d, of what the layers' maps give.
-        widths: split -> what is read there, where that is apart from the layers' inputs.
+        reads: as of `Moments`.
+        block: W, columns of each block.
     """
-    read = dict.fromkeys(splits, width) if widths is None else widths
     layers = n_layers - min(splits, default=n_layers)
-    total = 2 * width * layers + sum(width * read[s] * (n_layers - s) for s in splits)
-    return total if widths is None else total + sum(w * w + 2 * w for w in read.values())
+    total = 2 * width * layers
+    if reads is None:
+        return total + sum(width * width * (n_layers - s) for s in splits)
+    shell = Moments(splits, n_layers, dict.fromkeys(range(n_layers), torch.device("cpu")), reads=reads)
+    columns = sum(block * (n_layers - split) for split in shell.first.values())
+    pairs = sum(len(shell._pairs(s)) for s in splits)
+    return total + width * columns + pairs * block * block + 2 * block * len(shell.names)
+
+
+def _names(splits: Sequence[int], reads: Mapping[int, Sequence[Block]]) -> list[Block]:
+    """Every block once, in the order of the first split that reads it."""
+    return list(dict.fromkeys(block for s in splits for block in reads.get(s, ())))
+
+
+def _first(blocks: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    return {block: split for split in sorted(blocks, reverse=True) for block in blocks[split]}
 
 
 def _less_shift(
-    states: Tensor, layer: int, shifts: dict[int, Tensor], rest: torch.device, dtype: torch.dtype
+    states: Tensor, key: int, shifts: dict[int, Tensor], rest: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Copy of states [m, d] less the layer's constant, and its fp64 sum over rows [d]."""
+    """Copy of states [m, d] less the layer's constant, and its sum over rows [d], fp64."""
     rows = _copy(states, dtype)
-    if layer not in shifts:
-        shifts[layer] = rows.mean(0).double().to(rest)
-    rows -= shifts[layer].to(
-        rows.device, dtype
-    )  # a constant of that precision: centring removes what is added
-    return rows, rows.sum(0, dtype=torch.float64)
+    if key not in shifts:
+        shifts[key] = rows.mean(0).double().to(rest)
+    rows -= shifts[key].to(rows.device, dtype)  # a constant of that precision: centring removes what is added
+    return rows, rows.sum(0).double()
 
 
-def _add(sums: dict[int, Tensor], layer: int, total: Tensor, rest: torch.device) -> None:
-    if layer not in sums:
-        sums[layer] = torch.zeros(len(total), dtype=torch.float64, device=rest)
-    sums[layer] += total.to(rest)
+def _add(sums: dict[int, Tensor], key: int, total: Tensor, rest: torch.device) -> None:
+    if key not in sums:
+        sums[key] = torch.zeros(len(total), dtype=torch.float64, device=rest)
+    sums[key] += total.to(rest)
 
 
-def _add_product(products: dict[int, Tensor], layer: int, y: Tensor, x: Tensor, rest: torch.device) -> None:
-    """products[layer] += y^T x."""
-    if layer not in products:
-        products[layer] = torch.zeros(y.shape[1], x.shape[1], dtype=torch.float64, device=rest)
+def _add_product(products: dict[Key, Tensor], key: Key, y: Tensor, x: Tensor, rest: torch.device) -> None:
+    """products[key] += y^T x."""
+    if key not in products:
+        products[key] = torch.zeros(y.shape[1], x.shape[1], dtype=torch.float64, device=rest)
     if rest == y.device and y.dtype == torch.float64:
-        products[layer].addmm_(y.T, x)
+        products[key].addmm_(y.T, x)
     else:
-        products[layer] += (y.T @ x).to(rest)
+        products[key] += (y.T @ x).to(rest)
 
 
 def _copy(states: Tensor, dtype: torch.dtype) -> Tensor:

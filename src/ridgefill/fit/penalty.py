@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,7 @@ def choose_penalty(
     state: Tensor | None = None,
     gives: str = "inputs",
     split_state: Tensor | None = None,
+    bases: Mapping[int, Tensor] | None = None,
 ) -> Heldout:
     """Scores every lambda_rel of ``grid`` on held-out rows.
 
@@ -71,6 +72,7 @@ def choose_penalty(
         state: what is read of the same rows at the split, X, [m, W]; by default the split layer's input.
         gives: what the maps give (`Reading.gives`).
         split_state: the same rows of the split state, [m, W], for the identity fill; by default ``state``.
+        bases: layer -> `in_basis` of its moments, where they are at hand.
     """
     ridge: dict[float, dict[int, float]] = {value: {} for value in grid}
     explained: dict[float, dict[int, float]] = {value: {} for value in grid}
@@ -82,7 +84,7 @@ def choose_penalty(
     z = ((state.to(device, torch.float64) - x_mean) @ spectrum.vectors).float()
     for layer in range(split + 1, decoder.n_layers):
         centred = moments.centred(split, layer)
-        basis = in_basis(spectrum, centred)
+        basis = in_basis(spectrum, centred) if bases is None else bases[layer]
         true = sample[layer].to(device)
         written, target = write(decoder, layer, true), decoder.target(layer, true[None], gives)[0]
         as_given = finished if decoder.given_ready(layer, gives) else write

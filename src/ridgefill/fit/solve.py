@@ -65,4 +65,10 @@ def ridge(
     """
     basis = in_basis(spectrum, moments) if basis is None else basis
     weight = (basis * spectrum.shrinkage(lambda_rel)) @ spectrum.vectors.T
-    return weight, moments.y_mean.to(weight.device) - weight @ moments.x_mean.to(weight.device)
+    return weight, intercept(moments, weight)
+
+
+def intercept(moments: Centred, weight: Tensor, down: Tensor | None = None) -> Tensor:
+    """b [d_out], so that the mean row (reduced by D, where there is one) is given the mean."""
+    mean = moments.x_mean.to(weight.device)
+    return moments.y_mean.to(weight.device) - weight @ (mean if down is None else down @ mean)
