@@ -79,6 +79,27 @@ def times(folder: Path) -> list[str]:
     return lines
 
 
+def first(folder: Path, loss: dict[str, Found]) -> list[str]:
+    """What rich maps lost as they were first, beside what they lose, on the documents that both were measured on."""
+    lines = ["| rich maps | documents | with the wrong mean | mended | plain |", "|---|---|---|---|---|"]
+    for name, one in loss.items():
+        kept = folder / "wrong-mean" / f"{name}-loss.jsonl"
+        before: dict[str, dict[str, float]] = {}
+        for line in kept.read_text().splitlines() if kept.exists() else ():
+            item = json.loads(line)
+            before.setdefault(item["arm"], {})[item["item"]] = item["metrics"]["novel_nll"]
+        exact = one.values("exact", "novel_nll")
+        for arm, then in before.items():
+            now, plain = (one.values(a, "novel_nll") for a in (arm, arm.replace("rich", "plain")))
+            both = [i for i in then if i in now and i in plain and i in exact]
+            if both:
+                cells = (
+                    f"{statistics.mean(each[i] - exact[i] for i in both):+.3f}" for each in (then, now, plain)
+                )
+                lines.append(f"| {name}, {arm} | {len(both)} | {' | '.join(cells)} |")
+    return lines
+
+
 def tables(loss: dict[str, Found], needles: dict[str, Found]) -> list[str]:
     """Every arm."""
     lines = []
@@ -106,11 +127,13 @@ def write_page(folder: Path) -> None:
     lines += [notes.read_text().strip(), ""] if notes.exists() else []
     lines += [
         "Made by `make results-maps`; predictions were declared first, in `ledger.jsonl` (PREDICTION.md holds their "
-        "words). How the forms were chosen: `IDEAS.md`.",
+        "words). Rich maps are those of `again.py`, the hybrid's documents those of `hybrid.py`; both say why. How "
+        "the forms were chosen: `IDEAS.md`.",
         "",
         "## What came of the predictions",
         "",
     ]
     lines += predictions(loss, needles, folder)
+    lines += ["", "## Rich maps with the wrong mean (docs/decisions/0013)", "", *first(folder, loss)]
     lines += ["", "## Tables", *tables(loss, needles)]
     write_text(folder / "README.md", "\n".join(lines) + "\n")
