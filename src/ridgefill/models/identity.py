@@ -16,7 +16,7 @@ SAME_WEIGHTS = 0.9  # a 4-bit copy correlates above 0.99 with the original, anot
 SKETCH_LAYERS = 8
 SKETCH_VALUES = 32  # per weight; 8 layers x 2 weights x 32 values
 # Where they are sampled: one weight of the mixer and one after it, the first of each that a layer has.
-_SKETCHED = (
+SKETCHED = (
     ("self_attn.k_proj", "linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "linear_attn.k_proj"),
     ("mlp.down_proj", "mlp.gate", "mlp.router"),  # of experts their router, which stays unquantized
 )
@@ -197,7 +197,7 @@ def sketch_weights(model: Any) -> tuple[float, ...] | None:
         return None
     values: list[float] = []
     for i in _spread(len(layers), min(SKETCH_LAYERS, len(layers))):
-        for paths in _SKETCHED:
+        for paths in SKETCHED:
             sample = _sample(layers[i], paths)
             if sample is None:
                 return None

@@ -101,7 +101,7 @@ def test_the_command_line_refuses_in_one_line(options, words, tmp_path, capsys):
 @pytest.mark.skipif(INSTALLED, reason="llama-cpp-python is installed")
 def test_a_missing_library_is_named():
     from ridgefill.engines.llamacpp.native import llama_cpp
-from ridgefill.errors import EngineMissingError
+    from ridgefill.errors import EngineMissingError
 
     with pytest.raises(EngineMissingError, match=r"ridgefill\[llamacpp\]"):
         llama_cpp()

@@ -1,7 +1,7 @@
 """Prometheus counters of the workers.
 
-vLLM's `/metrics` shows them where the processes share a folder: set PROMETHEUS_MULTIPROC_DIR to an empty one before the
-server starts.
+vLLM's `/metrics` shows them where the processes share a folder: set PROMETHEUS_MULTIPROC_DIR to an empty one before
+the server starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The identity of the model that vLLM serves, from its files: its own weights may be repacked, and are on many ranks."""
+"""The identity of the model that vLLM serves, from its files: weights in memory may be repacked, and cut."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
-from ridgefill.models.identity import ModelIdentity
+from ridgefill.models.identity import SKETCHED, ModelIdentity
 
 
 def tokenizer_of(model_config: Any) -> Any:
@@ -33,7 +33,7 @@ def identity_of(model_config: Any, tokenizer: Any) -> ModelIdentity:
         tokenizer: of `tokenizer_of`.
     """
     folder = _folder(model_config.model, model_config.revision)
-    layers = _Layers(folder, model_config.hf_text_config.num_hidden_layers) if folder else []
+    layers: Any = _Layers(folder, model_config.hf_text_config.num_hidden_layers) if folder else []
     config = model_config.hf_config
     if not getattr(config, "_name_or_path", None):
         config._name_or_path = model_config.model
@@ -52,7 +52,7 @@ def _folder(model: str, revision: str | None) -> Path | None:
 
 
 class _Layers:
-    """The model's layers, each as a module of the two weights that an identity samples."""
+    """The model's layers, each as a module of the weights that an identity samples."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count
@@ -64,17 +64,21 @@ class _Layers:
 
     def __getitem__(self, i: int) -> nn.Module:
         layer = nn.Module()
-        for part, name in (("self_attn", "k_proj"), ("mlp", "down_proj")):
-            holder, linear = nn.Module(), nn.Module()
-            linear.weight = self._weight(f"model.layers.{i}.{part}.{name}.weight")
-            holder.add_module(name, linear)
-            layer.add_module(part, holder)
+        for path in (path for paths in SKETCHED for path in paths):
+            weight = self._weight(f"model.layers.{i}.{path}.weight")
+            if weight is None:
+                continue
+            part, name = path.split(".")
+            if not hasattr(layer, part):
+                layer.add_module(part, nn.Module())
+            linear = nn.Module()
+            linear.weight = nn.Parameter(weight, requires_grad=False)
+            layer.get_submodule(part).add_module(name, linear)
         return layer
 
-    def _weight(self, name: str) -> Any:
-        file = "model.safetensors" if self.where is None else self.where.get(name, "")
-        try:
-            with safe_open(self.folder / file, framework="pt") as weights:
-                return nn.Parameter(weights.get_tensor(name), requires_grad=False)
-        except (OSError, SafetensorError, ValueError):
-            return nn.Parameter(torch.empty(0, device="meta"), requires_grad=False)  # read as not to be had
+    def _weight(self, name: str) -> torch.Tensor | None:
+        file = "model.safetensors" if self.where is None else self.where.get(name)
+        if file is None or not (self.folder / file).exists():
+            return None
+        with safe_open(self.folder / file, framework="pt") as weights:
+            return weights.get_tensor(name) if name in weights.keys() else None  # noqa: SIM118 - no mapping

@@ -1,8 +1,8 @@
 """Prompts that are filled as a whole: something reads the tail before the late layers are written (paper 2.3, 2.4).
 
-vLLM prefills in chunks, and the tail comes in the last of them. So the lower layers run chunk by chunk, the split states
-are kept, and everything late happens in the step that has the prompt's last row. Such a prompt neither reads the prefix
-cache nor can another read its blocks before they are written (`scheduler.py`).
+vLLM prefills in chunks, and the tail comes in the last of them. So the lower layers run chunk by chunk, the split
+states are kept, and everything late happens in the step that has the prompt's last row. Such a prompt neither reads
+the prefix cache nor can another read its blocks before they are written (`scheduler.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class Kept:
     def add(self, h: Tensor, read: Tensor) -> None:
         """The next rows' split states [c, d] and what maps read of them [c, K]."""
         self.h.append(h.clone())
-        self.read.append(read.clone() if read is not h else self.h[-1])
+        same = (
+            read.shape == h.shape and read.data_ptr() == h.data_ptr()
+        )  # plain maps read the split state itself
+        self.read.append(self.h[-1] if same else read.clone())
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """Split states [n, d] and what maps read [n, K], of the whole prompt."""

@@ -107,15 +107,15 @@ class LateLayer:
         """The same from the layer's true inputs h [f, d]."""
         a = self.attention
         qkv, _ = a.qkv_proj(self.layer.input_layernorm(h))
-        keys, values = qkv[:, a.q_size :].split(a.kv_size, -1)
+        keys, values = qkv[:, -2 * a.kv_size :].split(
+            a.kv_size, -1
+        )  # before them queries, and gates in some families
         return turned(a, keys, positions, "k_norm"), self._by_head(values)
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Writes keys and values [f, H_kv, D] into the cache's ``slots`` [f]."""
         attend = self.attention.attn
-        attend.impl.do_kv_cache_update(
-            attend, keys.contiguous(), values.contiguous(), attend.kv_cache, slots
-        )
+        attend.impl.do_kv_cache_update(attend, keys.contiguous(), values.contiguous(), attend.kv_cache, slots)
 
     def _by_head(self, values: Tensor) -> Tensor:
         return values.unflatten(-1, (-1, self.attention.head_dim))
@@ -140,7 +140,7 @@ def key_value_weight(attention: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         like: [1, d], of the layer's device and dtype.
     """
-    own = slice(attention.q_size, None)
+    own = slice(-2 * attention.kv_size, None)
     zero, _ = attention.qkv_proj(torch.zeros_like(like))
     columns, _ = attention.qkv_proj(torch.eye(like.shape[-1], device=like.device, dtype=like.dtype))
     bias = zero[0, own].float()

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.sample.logits_processor import LogitsProcessor
+from ridgefill.engines.vllm import check_version
 
-from ridgefill.engines.vllm.request import read
+check_version()  # before what another version may have moved
+
+from vllm.v1.sample.logits_processor import LogitsProcessor  # noqa: E402
+
+from ridgefill.engines.vllm.request import read  # noqa: E402
 
 
 class RidgeParams(LogitsProcessor):

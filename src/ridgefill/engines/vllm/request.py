@@ -1,7 +1,7 @@
 """What one request asks for: ``SamplingParams.extra_args``, or ``vllm_xargs`` over HTTP.
 
-``ridgefill``: true or false (1 or 0), whether its prompt is filled; ``ridgefill_tail``: its last tokens that run every
-layer. The scheduler and the workers both go by `choose`, and so cannot disagree.
+``ridgefill``: true or false (1 or 0), whether its prompt is filled; ``ridgefill_tail``: its last tokens that run
+every layer. The scheduler and the workers both go by `choose`, and so cannot disagree.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read(extra: Mapping[str, Any] | None) -> tuple[bool | None, int | None]:
     """
     extra = extra or {}
     for name in extra:
-        if name.startswith("ridgefill") and name not in (ON, TAIL):
+        if name.startswith("ridge") and name not in (ON, TAIL):
             raise SettingError(f"{name} in a request", "there is no such field", f"use {ON} or {TAIL}")
     on, tail = extra.get(ON), extra.get(TAIL)
     if on is not None and on not in (0, 1):  # HTTP turns true into 1
@@ -93,7 +93,9 @@ def choose(
     if serving.never is not None:
         return Choice(serving.tail, serving.never, said=True)
     if not sampling:
-        return Choice(serving.tail, "pooling reads every row's last state, and filled rows have none", said=True)
+        return Choice(
+            serving.tail, "pooling reads every row's last state, and filled rows have none", said=True
+        )
     try:
         on, tail = read(extra)
     except SettingError as error:  # the server refuses such a request; the offline class has no such gate
@@ -102,7 +104,9 @@ def choose(
     if not (serving.default if on is None else on):
         return Choice(tail, "the request asks for it")
     if prompt_logprobs:
-        return Choice(tail, "log-probabilities of prompt tokens were asked for, and filled rows have none", said=True)
+        return Choice(
+            tail, "log-probabilities of prompt tokens were asked for, and filled rows have none", said=True
+        )
     if not tokens_alone:
         return Choice(tail, "the prompt has images or embeddings, not tokens alone", said=True)
     least = max(serving.min_tokens - serving.tail + tail, tail + serving.leading + 1)

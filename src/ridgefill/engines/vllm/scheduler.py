@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-
 from ridgefill.engines.vllm import check_version
-from ridgefill.engines.vllm.request import Choice, Serving, choose
-from ridgefill.engines.vllm.settings import EngineSettings, serving_of
 
-check_version()
+check_version()  # before what another version may have moved
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+
+from ridgefill.engines.vllm.request import Choice, Serving, choose  # noqa: E402
+from ridgefill.engines.vllm.settings import EngineSettings, serving_of  # noqa: E402
 
 
 class _Apart:
     """Mixed into a stock scheduler."""
 
     serving: Serving | None = None
+    hash_block_size: int
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(vllm_config, *args, **kwargs)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         settings = EngineSettings.of(vllm_config.additional_config)
         if settings is not None:
             plan, maps, least = settings.plan(vllm_config.model_config.hf_text_config.num_hidden_layers)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ridgefill.correct import TerminalState
 from ridgefill.engines.transformers import UNMEASURED_BREAK_EVEN
 from ridgefill.engines.vllm.request import Serving
 from ridgefill.errors import SettingError, UnsupportedModelError
@@ -16,7 +17,15 @@ from ridgefill.maps import RidgeMaps
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.settings_file import with_setting
 
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
+ATTENTION = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Gemma3ForCausalLM",
+)
+HYBRIDS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+FAMILIES = (*ATTENTION, *HYBRIDS)
 _EXACT = "leave it out, or serve without the fill"
 
 
@@ -62,13 +71,17 @@ class EngineSettings:
         if not isinstance(given, Mapping) or (strange := [name for name in given if name not in known]):
             raise SettingError(
                 f"--additional-config with ridgefill {json.dumps(given)}",
-                "it is not an object" if not isinstance(given, Mapping) else f"no setting is named {strange[0]}",
+                "it is not an object"
+                if not isinstance(given, Mapping)
+                else f"no setting is named {strange[0]}",
                 f"use {', '.join(known)}, or the flags that `ridgefill vllm-args` prints",
             )
         for name in ("tail", "leading", "min_tokens"):
             value = given.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise SettingError(f"{name}={value!r} in --additional-config", "it is a count", "give a number")
+                raise SettingError(
+                    f"{name}={value!r} in --additional-config", "it is a count", "give a number"
+                )
         for name in ("stream", "default"):
             if not isinstance(given.get(name, False), bool):
                 raise SettingError(
@@ -125,14 +138,22 @@ def refuse_plan(plan: FillPlan) -> None:
     """Raises SettingError for what a plan asks and this engine cannot do."""
     if not isinstance(plan.fill, (Ridge, Identity, Exact)):
         raise SettingError(
-            f"the {plan.fill.name!r} fill in vLLM", "only ridge, identity and exact run there", "use one of these"
+            f"the {plan.fill.name!r} fill in vLLM",
+            "only ridge, identity and exact run there",
+            "use one of these",
         )
     if plan.rows is not None and plan.rows.probes:
         raise SettingError(
             f"rows chosen by {plan.rows} in vLLM",
-            "the probe attends to the fill and to its own rows, but not to the rest of the tail between them, and paged "
-            "attention reads every key before a row",
+            "the probe attends to the fill and to its own rows, but not to the rest of the tail between them, "
+            "and paged attention reads every key before a row",
             "choose rows by the lower layers, such as attention(0.10), or use the transformers engine",
+        )
+    if any(isinstance(correction, TerminalState) for correction in plan.corrections):
+        raise SettingError(
+            "terminal_state in vLLM",
+            "recurrent states are carried there by vLLM's own kernels, which say nothing of a filled row's share",
+            "leave it out, or use the transformers engine",
         )
 
 
@@ -173,6 +194,19 @@ def refuse_engine(config: Any, plan: FillPlan) -> None:
     for asked, (given, why) in refused.items():
         if given:
             raise SettingError(f"{asked} with the fill in vLLM", why, _EXACT)
+    if model.architecture in HYBRIDS:
+        if plan.joint:
+            raise SettingError(
+                f"{plan.rows or 'corrections'} with {model.architecture} in vLLM",
+                "recurrent states are carried chunk by chunk, and the tail comes in the last one",
+                "choose rows that read tokens only, such as protected(0.25), or use the transformers engine",
+            )
+        if config.cache_config.enable_prefix_caching:
+            raise SettingError(
+                f"the prefix cache with {model.architecture} and the fill",
+                "cached recurrent states of filled rows were never tested",
+                "add --no-enable-prefix-caching",
+            )
     kinds = getattr(model.hf_text_config, "layer_types", None)
     windowed = model.get_sliding_window() is not None if kinds is None else "sliding_attention" in kinds
     if plan.joint and windowed:

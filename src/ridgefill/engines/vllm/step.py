@@ -1,8 +1,8 @@
 """One step of vLLM's model runner with filled rows in it (paper Figure 5, in a batch).
 
 The lower layers run for all rows of the step, as ever. Of each late layer, filled rows write their keys and values,
-then the exact rows (leading and chosen rows, tails, decoding requests, prompts that are not filled) run it, as requests
-of their own: one for each run of consecutive rows.
+then the exact rows (leading and chosen rows, tails, decoding requests, prompts that are not filled) run it, as
+requests of their own: one for each run of consecutive rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from ridgefill.engines.vllm.joint import Kept, seen
 from ridgefill.engines.vllm.late import LateLayer
+from ridgefill.engines.vllm.recurrent import LateRecurrent, Others
 from ridgefill.engines.vllm.rows import Part, Run, runs_of
 from ridgefill.maps import RidgeMaps
 from ridgefill.reading import Follower
@@ -65,6 +66,7 @@ class LateRows:
         filled: [f] positions; ``read`` [f, K] what maps read of them, ``h`` [f, d] their split states.
         exact: [e] positions; ``entering`` [e, d] their states.
         places: [e] theirs among the step's rows; -1 where an earlier step had them.
+        own: [f] those of the filled rows, for recurrent layers.
         kept: what corrections measure on, or None.
     """
 
@@ -75,6 +77,7 @@ class LateRows:
     exact: Tensor
     entering: Tensor
     places: Tensor
+    own: Tensor
     kept: Kept | None = None
 
 
@@ -93,10 +96,12 @@ class SplitModel:
         gives = "inputs" if maps is None else maps.reading.gives
         held = {} if maps is None else maps.maps
         streamed = maps is not None and maps.streamed
-        self.late = [
-            LateLayer(self.layers[i], held.pop(i, None), gives, streamed)
-            for i in range(split, len(self.layers))
-        ]
+        self.late: list[LateLayer | LateRecurrent] = []
+        for i, layer in enumerate(self.layers[split:], split):
+            if hasattr(layer, "linear_attn"):
+                self.late.append(LateRecurrent(layer, held.pop(i, None), streamed))
+            else:
+                self.late.append(LateLayer(layer, held.pop(i, None), gives, streamed))
         if maps is not None and maps.down is not None:
             where = next(self.layers[0].parameters())
             maps.down = maps.down.to(where.device, where.dtype)
@@ -113,7 +118,7 @@ class SplitModel:
         for i, layer in enumerate(self.layers[: self.split]):
             if i in wanted:
                 states[i] = h if rest is None else h + rest
-            h, rest = layer(positions, h, rest)
+            h, rest = layer(positions=positions, hidden_states=h, residual=rest)
         states[self.split] = h if rest is None else h + rest
         return states
 
@@ -148,10 +153,12 @@ class SplitModel:
         late = [rows for part in parts if (rows := self._late(states, part, progress)) is not None]
         out = states[self.split].new_zeros(len(ids), states[self.split].shape[-1])
         if late:
-            self._run(late, context, groups, tables, out)
+            self._run(late, context, groups, tables, out, positions.ndim == 2)
         return out
 
-    def _late(self, states: Mapping[int, Tensor], part: Part, progress: Mapping[int, Progress]) -> LateRows | None:
+    def _late(
+        self, states: Mapping[int, Tensor], part: Part, progress: Mapping[int, Progress]
+    ) -> LateRows | None:
         """The part's rows in the late layers; None while a prompt that is filled as a whole is not all there."""
         h = states[self.split][part.first : part.first + part.count]
         read = self.read(states, part, progress[part.row]) if part.read else h[:0]
@@ -166,7 +173,7 @@ class SplitModel:
         filled = own.nonzero()[:, 0].to(h.device)
         chosen = exact.nonzero()[:, 0].to(h.device)
         taken = read[filled] if part.read else read
-        return LateRows(part.row, at[own], taken, h[filled], at[exact], h[chosen], places[exact])
+        return LateRows(part.row, at[own], taken, h[filled], at[exact], h[chosen], places[exact], places[own])
 
     def _whole(self, kept: Kept, part: Part, h: Tensor) -> LateRows:
         """All late rows of a prompt whose last row is in this step, and what of it was generated since."""
@@ -180,48 +187,63 @@ class SplitModel:
         at = torch.from_numpy(exact)
         entering = torch.cat([every, after])[at.to(h.device)]
         mine = filled.to(h.device)
-        return LateRows(part.row, filled, read[mine], every[mine], at, entering, places, kept)
+        return LateRows(part.row, filled, read[mine], every[mine], at, entering, places, filled, kept)
 
     def _run(
-        self, late: list[LateRows], context: Any, groups: list[Group], tables: Mapping[int, Any], out: Tensor
+        self,
+        late: list[LateRows],
+        context: Any,
+        groups: list[Group],
+        tables: Mapping[int, Any],
+        out: Tensor,
+        positions_by_kind: bool,
     ) -> None:
+        """Runs the late layers, and writes their output into ``out`` [n, d].
+
+        Args:
+            positions_by_kind: rotary embeddings take three positions a token.
+        """
         device = out.device
-        rows = [rows.row for rows in late]
-        at_filled, at_exact = (torch.cat(t).to(device) for t in ([r.filled for r in late], [r.exact for r in late]))
+        rows = [r.row for r in late]
+        filled, exact = [r.filled for r in late], [r.exact for r in late]
+        at_filled, at_exact = (torch.cat(t).to(device) for t in (filled, exact))
         read, h = torch.cat([r.read for r in late]), torch.cat([r.h for r in late])
         entering, rest = torch.cat([r.entering for r in late]), None
+        places = torch.cat([r.places for r in late]).to(device)
+        others = Others(torch.cat([r.own for r in late]).to(device), places, len(out))
         runs = [run for r in late for run in runs_of(r.row, r.exact.numpy())]
-        by_name, metadata = {}, dict(context.attn_metadata)
-        exact_slots = dict(context.slot_mapping)
+        slots: dict[str, Tensor] = {}
+        metadata, exact_slots = dict(context.attn_metadata), dict(context.slot_mapping)
         for group in groups:
             table = tables[group.number]
-            slots_filled, slots_exact = (
+            own, theirs = (
                 torch.cat([slots_of(table, row, at) for row, at in zip(rows, ats, strict=True)])
-                for ats in ([r.filled for r in late], [r.exact for r in late])
+                for ats in (filled, exact)
             )
-            built = None
+            slots |= dict.fromkeys(group.names, own)
             if runs:
-                common = as_requests(runs, table.get_device_tensor(max(rows) + 1), slots_exact, at_exact)
-                built = group.attention.build_metadata(common)
-            for name in group.names:
-                by_name[name] = slots_filled
-                metadata[name], exact_slots[name] = built, slots_exact
+                common = as_requests(runs, table.get_device_tensor(max(rows) + 1), theirs, at_exact)
+                metadata |= dict.fromkeys(group.names, group.attention.build_metadata(common))
+                exact_slots |= dict.fromkeys(group.names, theirs)
         exact_context = replace(
             context, attn_metadata=metadata, slot_mapping=exact_slots, batch_descriptor=None,
             cudagraph_runtime_mode=CUDAGraphMode.NONE, is_padding=None,
         )  # fmt: skip
+        if positions_by_kind:  # time, height and width; text has the same in each
+            at_filled, at_exact = (t.expand(3, -1) for t in (at_filled, at_exact))
         with override_forward_context(exact_context):
             for i, layer in enumerate(self.late, self.split):
-                if len(at_filled):
+                if isinstance(layer, LateRecurrent):
+                    entering, rest = layer.run(at_exact, entering, rest, layer.predicted(read, h), others)
+                    continue
+                if len(h):
                     keys, values = layer.predicted(read, h, at_filled)
                     state = entering if rest is None else entering + rest
-                    keys, values = corrected(late, layer, i, keys, values, state)
-                    layer.write(keys, values, by_name[layer.name])
+                    layer.write(*corrected(late, layer, i, keys, values, state), slots[layer.name])
                 if runs:
-                    entering, rest = layer.layer(at_exact, entering, rest)
+                    entering, rest = layer.layer(positions=at_exact, hidden_states=entering, residual=rest)
         if runs:
             done, _ = self.base.norm(entering, rest)
-            places = torch.cat([r.places for r in late]).to(device)
             out[places[places >= 0]] = done[places >= 0]
 
 
@@ -257,9 +279,7 @@ def slots_of(table: Any, row: int, positions: Tensor) -> Tensor:
     return own[at // table.block_size].to(torch.int64) * table.block_size + at % table.block_size
 
 
-def as_requests(
-    runs: list[Run], table: Tensor, slots: Tensor, positions: Tensor
-) -> CommonAttentionMetadata:
+def as_requests(runs: list[Run], table: Tensor, slots: Tensor, positions: Tensor) -> CommonAttentionMetadata:
     """Runs of exact rows as attention sees requests: each with its own queries, over its request's blocks."""
     counts = torch.tensor([run.count for run in runs], dtype=torch.int32)
     starts = torch.zeros(len(runs) + 1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""`--worker-cls ridgefill.engines.vllm.worker.RidgeWorker`: the platform's own worker, with the fill in its runner."""
+"""`--worker-cls ridgefill.engines.vllm.worker.RidgeWorker`: the platform's own worker, whose runner fills."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.platforms import current_platform
-from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from ridgefill.engines.vllm import check_version, counters
-from ridgefill.engines.vllm.identity import identity_of, tokenizer_of
-from ridgefill.engines.vllm.request import Choice, Serving, choose
-from ridgefill.engines.vllm.joint import Kept
-from ridgefill.engines.vllm.rows import Part, exact_rows
-from ridgefill.engines.vllm.settings import EngineSettings, refuse_engine, serving_of
-from ridgefill.engines.vllm.step import Group, Progress, SplitModel
-from ridgefill.errors import RidgeFillError, UnsupportedModelError
-from ridgefill.reading import Follower
-from ridgefill.rows.base import Prompt
+from ridgefill.engines.vllm import check_version
 
-check_version()
+check_version()  # before what another version may have moved
+
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.utils.import_utils import resolve_obj_by_qualname  # noqa: E402
+
+from ridgefill.engines.vllm import counters  # noqa: E402
+from ridgefill.engines.vllm.identity import identity_of, tokenizer_of  # noqa: E402
+from ridgefill.engines.vllm.joint import Kept  # noqa: E402
+from ridgefill.engines.vllm.late import LateLayer  # noqa: E402
+from ridgefill.engines.vllm.request import Choice, Serving, choose  # noqa: E402
+from ridgefill.engines.vllm.rows import Part, exact_rows  # noqa: E402
+from ridgefill.engines.vllm.settings import EngineSettings, refuse_engine, serving_of  # noqa: E402
+from ridgefill.engines.vllm.step import Group, Progress, SplitModel  # noqa: E402
+from ridgefill.errors import RidgeFillError, UnsupportedModelError  # noqa: E402
+from ridgefill.fill import Ridge  # noqa: E402
+from ridgefill.reading import Follower  # noqa: E402
+from ridgefill.rows.base import Prompt  # noqa: E402
+
 log = logging.getLogger("vllm.ridgefill")  # vLLM's own handlers print it
 
 _WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
 _Worker: Any = resolve_obj_by_qualname(_WORKERS["cpu" if current_platform.is_cpu() else "cuda"])
 
 
-class RidgeWorker(_Worker):  # type: ignore[misc]
+class RidgeWorker(_Worker):
     """The stock worker; once its runner is made, that runner fills."""
 
     def init_device(self) -> None:
@@ -95,7 +101,8 @@ class Filler:
         self.table = None if maps is None else maps.tokens
         self.whole = self.plan.joint
         off = self.serving.never is not None
-        self.model = None if off else SplitModel(runner.get_model(), self.plan.split, maps)
+        read = maps if isinstance(self.plan.fill, Ridge) else None
+        self.model = None if off else SplitModel(runner.get_model(), self.plan.split, read)
         self.progress: dict[str, Progress] = {}
         self.choices: dict[str, tuple[Choice, np.ndarray | None]] = {}
         self._said: set[str] = set()
@@ -103,20 +110,20 @@ class Filler:
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
         """The step's output [n, d]; None if no row of it is filled, and the stock forward can take it."""
-        if self.model is None:
-            return None
         runner = self.runner
         names = runner.input_batch.req_ids
         self._forget()
         starts = runner.query_start_loc.np[: len(names) + 1]
-        parts = [self._part(row, name, int(starts[row]), int(starts[row + 1])) for row, name in enumerate(names)]
+        parts = [
+            self._part(row, name, int(starts[row]), int(starts[row + 1])) for row, name in enumerate(names)
+        ]
         prompts = runner.input_batch.num_prompt_tokens
         counters.count(part for part in parts if part.start < prompts[part.row])
         if not any(part.fills or part.whole for part in parts):
             return None
         progress = {p.row: self._progress_of(names[p.row]) for p in parts if p.read}
         tables = {group.number: runner.input_batch.block_table[group.number] for group in self.groups}
-        return self.model.forward(ids, positions, parts, progress, self.groups, tables)
+        return self._model.forward(ids, positions, parts, progress, self.groups, tables)
 
     @property
     def _model(self) -> SplitModel:
@@ -127,7 +134,8 @@ class Filler:
     def groups(self) -> list[Group]:
         """The late layers, by cache group; known once the cache is made."""
         if self._groups is None:
-            late, found = {layer.name for layer in self._model.late}, list[Group]()
+            late = {layer.name for layer in self._model.late if isinstance(layer, LateLayer)}
+            found = list[Group]()
             for number, kinds in enumerate(self.runner.attn_groups):
                 for kind in kinds:
                     own = tuple(name for name in kind.layer_names if name in late)
@@ -161,7 +169,7 @@ class Filler:
         read = max(0, min(count, prompt - choice.tail - start))
         if read and self._progress_of(name).reached != start:
             self.progress[name] = Progress(Follower(self._model.maps))
-            # the row before came from the prefix cache, or ran in a step of the stock forward: its states are not known
+            # the row before came from the prefix cache, or ran in a step of the stock forward: its states are gone
             exact[0] |= self._model.reads_before
         return Part(row, first, start, count, exact, read)
 
