@@ -97,7 +97,7 @@ def engine(**changes):
     """Stands for a VllmConfig that the fill takes, with changes."""
     made = {
         "architecture": "LlamaForCausalLM", "quantization": None, "cache_dtype": "auto", "lora": None, "pipeline": 1,
-        "dbo": False, "kv": None, "v2": False, "caching": True, "windowed": False,
+        "dbo": False, "data": 1, "experts": False, "kv": None, "v2": False, "caching": True, "windowed": False,
         "scheduler": "ridgefill.engines.vllm.scheduler.RidgeScheduler", **changes,
     }  # fmt: skip
     kinds = ["sliding_attention", "full_attention"] if made["windowed"] else None
@@ -106,7 +106,10 @@ def engine(**changes):
             architecture=made["architecture"], quantization=made["quantization"],
             hf_text_config=SimpleNamespace(layer_types=kinds), get_sliding_window=lambda: None,
         ),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=made["pipeline"], enable_dbo=made["dbo"]),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=made["pipeline"], enable_dbo=made["dbo"], data_parallel_size=made["data"],
+            enable_expert_parallel=made["experts"],
+        ),
         cache_config=SimpleNamespace(cache_dtype=made["cache_dtype"], enable_prefix_caching=made["caching"]),
         lora_config=made["lora"], kv_transfer_config=made["kv"], use_v2_model_runner=made["v2"],
         scheduler_config=SimpleNamespace(scheduler_cls=made["scheduler"]),
@@ -122,6 +125,8 @@ def engine(**changes):
         ({"lora": object()}, "LoRA"),
         ({"pipeline": 2}, "pipeline"),
         ({"dbo": True}, "dual batch"),
+        ({"data": 2}, "data parallelism"),
+        ({"experts": True}, "expert parallelism"),
         ({"kv": object()}, "connector"),
         ({"v2": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"scheduler": None}, "--scheduler-cls"),

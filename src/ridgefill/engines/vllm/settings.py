@@ -188,6 +188,12 @@ def refuse_engine(config: Any, plan: FillPlan) -> None:
             or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
             "a row's cache slot is then on another rank",
         ),
+        "data parallelism": (
+            getattr(parallel, "data_parallel_size", 1) > 1, "ranks that wait for one another were never tested"
+        ),
+        "expert parallelism": (
+            getattr(parallel, "enable_expert_parallel", False), "its ranks agree on the rows, and late layers have fewer"
+        ),
         "dual batch overlap": (parallel.enable_dbo, "a step's rows come in two halves"),
         "a KV connector": (config.kv_transfer_config, "it would carry filled rows to requests that want exact ones"),
     }  # fmt: skip
