@@ -192,7 +192,7 @@ def refuse_engine(config: Any, plan: FillPlan) -> None:
             getattr(parallel, "data_parallel_size", 1) > 1, "ranks that wait for one another were never tested"
         ),
         "expert parallelism": (
-            getattr(parallel, "enable_expert_parallel", False), "its ranks agree on the rows, and late layers have fewer"
+            getattr(parallel, "enable_expert_parallel", False), "its ranks expect the same rows in every layer"
         ),
         "dual batch overlap": (parallel.enable_dbo, "a step's rows come in two halves"),
         "a KV connector": (config.kv_transfer_config, "it would carry filled rows to requests that want exact ones"),
