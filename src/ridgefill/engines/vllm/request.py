@@ -113,3 +113,16 @@ def choose(
     if prompt < least:
         return Choice(tail, f"a prompt shorter than {least} tokens does not pay")
     return Choice(tail)
+
+
+def choose_of(serving: Serving, request: Any) -> Choice:
+    """As `choose`, for a request as vLLM's scheduler and workers know it."""
+    params = request.sampling_params
+    return choose(
+        serving,
+        request.num_prompt_tokens,
+        None if params is None else params.extra_args,
+        sampling=params is not None,
+        prompt_logprobs=params is not None and params.prompt_logprobs is not None,
+        tokens_alone=not request.mm_features and request.prompt_embeds is None,
+    )

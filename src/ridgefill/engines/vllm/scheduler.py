@@ -16,7 +16,7 @@ check_version()  # before what another version may have moved
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 
-from ridgefill.engines.vllm.request import Choice, Serving, choose  # noqa: E402
+from ridgefill.engines.vllm.request import Choice, Serving, choose_of  # noqa: E402
 from ridgefill.engines.vllm.settings import EngineSettings, serving_of  # noqa: E402
 
 
@@ -59,17 +59,7 @@ class _Apart:
 
     def _choice(self, request: Any) -> Choice | None:
         """As the workers choose; None where the fill is not set up."""
-        if self.serving is None:
-            return None
-        params = request.sampling_params
-        return choose(
-            self.serving,
-            request.num_prompt_tokens,
-            None if params is None else params.extra_args,
-            sampling=params is not None,
-            prompt_logprobs=params is not None and params.prompt_logprobs is not None,
-            tokens_alone=not request.mm_features and request.prompt_embeds is None,
-        )
+        return None if self.serving is None else choose_of(self.serving, request)
 
 
 class _Sync(_Apart, Scheduler):

@@ -19,7 +19,7 @@ from ridgefill.engines.vllm import counters  # noqa: E402
 from ridgefill.engines.vllm.identity import identity_of, tokenizer_of  # noqa: E402
 from ridgefill.engines.vllm.joint import Kept  # noqa: E402
 from ridgefill.engines.vllm.late import LateLayer  # noqa: E402
-from ridgefill.engines.vllm.request import Choice, Serving, choose  # noqa: E402
+from ridgefill.engines.vllm.request import Choice, Serving, choose_of  # noqa: E402
 from ridgefill.engines.vllm.rows import Part, exact_rows  # noqa: E402
 from ridgefill.engines.vllm.settings import EngineSettings, refuse_engine, serving_of  # noqa: E402
 from ridgefill.engines.vllm.step import Group, Progress, SplitModel  # noqa: E402
@@ -170,7 +170,7 @@ class Filler:
         if read and self._progress_of(name).reached != start:
             self.progress[name] = Progress(Follower(self._model.maps))
             # the row before came from the prefix cache, or ran in a step of the stock forward: its states are gone
-            exact[0] |= self._model.reads_before
+            exact[0] |= start > 0 and self._model.reads_before
         return Part(row, first, start, count, exact, read)
 
     def _kept(self, name: str, choice: Choice) -> Kept:
@@ -183,16 +183,7 @@ class Filler:
         """How the request's prompt is prefilled, and its chosen rows [m]; found once, at its first step."""
         if name not in self.choices:
             state = self.runner.requests[name]
-            params = state.sampling_params
-            choice = choose(
-                self.serving,
-                state.num_prompt_tokens,
-                None if params is None else params.extra_args,
-                sampling=params is not None,
-                prompt_logprobs=params is not None and params.prompt_logprobs is not None,
-                tokens_alone=not state.mm_features and state.prompt_embeds is None,
-            )
-            chosen = None
+            choice, chosen = choose_of(self.serving, state), None
             if choice.reason is None and self.plan.rows is not None and not self.whole:
                 ids = torch.tensor(state.prompt_token_ids)
                 prompt = Prompt(ids, len(ids) - choice.tail, self.plan.leading, self.tokenizer, self.table)
