@@ -97,7 +97,8 @@ def engine(**changes):
     """Stands for a VllmConfig that the fill takes, with changes."""
     made = {
         "architecture": "LlamaForCausalLM", "quantization": None, "cache_dtype": "auto", "lora": None, "pipeline": 1,
-        "dbo": False, "data": 1, "experts": False, "kv": None, "v2": False, "caching": True, "windowed": False,
+        "dbo": False, "data": 1, "experts": False, "kv": None, "v2": False, "eager": True, "caching": True,
+        "windowed": False,
         "scheduler": "ridgefill.engines.vllm.scheduler.RidgeScheduler", **changes,
     }  # fmt: skip
     kinds = ["sliding_attention", "full_attention"] if made["windowed"] else None
@@ -105,6 +106,7 @@ def engine(**changes):
         model_config=SimpleNamespace(
             architecture=made["architecture"], quantization=made["quantization"],
             hf_text_config=SimpleNamespace(layer_types=kinds), get_sliding_window=lambda: None,
+            enforce_eager=made["eager"],
         ),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=made["pipeline"], enable_dbo=made["dbo"], data_parallel_size=made["data"],
@@ -139,6 +141,13 @@ def test_what_vllm_was_started_with_is_refused_by_name(changes, words, maps):
     assert words in str(refusal.value)
     refuse_engine(engine(), plan)
     refuse_engine(engine(scheduler=None, caching=False), plan)
+
+
+def test_the_second_runner_needs_a_word_that_says_untested(maps):
+    plan, *_ = EngineSettings(maps=str(maps)).plan(6)
+    refuse_engine(engine(v2=True), plan, untested_v2=True)
+    with pytest.raises(SettingError, match="never run there"):
+        refuse_engine(engine(v2=True, eager=False), plan, untested_v2=True)
 
 
 def test_rows_that_read_the_tail_are_refused_where_windows_forget(maps):

@@ -40,6 +40,7 @@ class EngineSettings:
         min_tokens: shorter prompts run exactly; the tail, the leading rows and 256 more unless named.
         stream: each layer's map is copied to the device when it is used.
         default: whether a request that says nothing is filled.
+        untested_v2: also run in vLLM's second model runner, where nothing was ever run.
     """
 
     maps: str | None = None
@@ -54,6 +55,7 @@ class EngineSettings:
     min_tokens: int | None = None
     stream: bool = False
     default: bool = True
+    untested_v2: bool = False
 
     @classmethod
     def of(cls, additional: Any) -> EngineSettings | None:
@@ -82,7 +84,7 @@ class EngineSettings:
                 raise SettingError(
                     f"{name}={value!r} in --additional-config", "it is a count", "give a number"
                 )
-        for name in ("stream", "default"):
+        for name in ("stream", "default", "untested_v2"):
             if not isinstance(given.get(name, False), bool):
                 raise SettingError(
                     f"{name}={given[name]!r} in --additional-config", "it is on or off", "give true or false"
@@ -157,12 +159,13 @@ def refuse_plan(plan: FillPlan) -> None:
         )
 
 
-def refuse_engine(config: Any, plan: FillPlan) -> None:
+def refuse_engine(config: Any, plan: FillPlan, untested_v2: bool = False) -> None:
     """Raises for what vLLM was started with and the fill cannot honour.
 
     Args:
         config: a ``VllmConfig``.
         plan: the operator's.
+        untested_v2: the second runner is wanted all the same.
 
     Raises:
         UnsupportedModelError, SettingError: by name.
@@ -229,9 +232,10 @@ def refuse_engine(config: Any, plan: FillPlan) -> None:
             "add --scheduler-cls ridgefill.engines.vllm.scheduler.RidgeScheduler (`ridgefill vllm-args` prints it), "
             "or --no-enable-prefix-caching",
         )
-    if config.use_v2_model_runner:
+    if config.use_v2_model_runner and not (untested_v2 and model.enforce_eager):
         raise SettingError(
             "vLLM's second model runner with the fill",
-            "the fill has hooks in the first one alone",
-            "set VLLM_USE_V2_MODEL_RUNNER=0",
+            "it was never run there: it needs a GPU, and none was at hand",
+            "set VLLM_USE_V2_MODEL_RUNNER=0; to try it untested, --enforce-eager and "
+            '"untested_v2": true beside the maps',
         )

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
-from vllm.forward_context import get_forward_context, override_forward_context
+from vllm.forward_context import get_forward_context, override_forward_context, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from ridgefill.engines.vllm.joint import Kept, seen
 from ridgefill.engines.vllm.late import LateLayer
 from ridgefill.engines.vllm.recurrent import LateRecurrent, Others
 from ridgefill.engines.vllm.rows import Part, Run, runs_of
+from ridgefill.engines.vllm.stacks import stacks
 from ridgefill.maps import RidgeMaps
 from ridgefill.reading import Follower
 
@@ -88,10 +89,11 @@ class SplitModel:
         model: a ``*ForCausalLM``.
         split: S.
         maps: or None, for the identity fill. Its maps are taken out of it: every rank cuts or folds its own.
+        config: the ``VllmConfig``.
     """
 
-    def __init__(self, model: Any, split: int, maps: RidgeMaps | None) -> None:
-        self.base, self.split, self.maps = model.model, split, maps
+    def __init__(self, model: Any, split: int, maps: RidgeMaps | None, config: Any) -> None:
+        self.base, self.split, self.maps, self.config = model.model, split, maps, config
         self.layers = list(self.base.layers)
         gives = "inputs" if maps is None else maps.reading.gives
         held = {} if maps is None else maps.maps
@@ -102,6 +104,10 @@ class SplitModel:
                 self.late.append(LateRecurrent(layer, held.pop(i, None), streamed))
             else:
                 self.late.append(LateLayer(layer, held.pop(i, None), gives, streamed))
+        self.wanted = () if maps is None else maps.reading.layers[:-1]
+        self.below, self.above = stacks(self.base, split, self.wanted, config)
+        # corrections need a layer's true rows before its filled ones are written, recurrent layers need both together
+        self.in_one = not any(isinstance(layer, LateRecurrent) for layer in self.late)
         if maps is not None and maps.down is not None:
             where = next(self.layers[0].parameters())
             maps.down = maps.down.to(where.device, where.dtype)
@@ -111,16 +117,27 @@ class SplitModel:
         """Whether maps read the row before, which must then have run in the same or an earlier step."""
         return self.maps is not None and bool(self.maps.reading.previous)
 
-    def lower(self, ids: Tensor, positions: Tensor) -> dict[int, Tensor]:
-        """States that enter the layers that maps read, and the split: layer -> [n, d]."""
-        wanted = () if self.maps is None else self.maps.reading.layers
-        h, rest, states = self.base.embed_input_ids(ids), None, {}
-        for i, layer in enumerate(self.layers[: self.split]):
-            if i in wanted:
-                states[i] = h if rest is None else h + rest
-            h, rest = layer(positions=positions, hidden_states=h, residual=rest)
-        states[self.split] = h if rest is None else h + rest
-        return states
+    def lower(self, ids: Tensor, positions: Tensor, hooked: bool = False) -> dict[int, Tensor]:
+        """States that enter the layers that maps read, and the split: layer -> [n, d].
+
+        Args:
+            hooked: run layer by layer in Python, because compiled code calls no hooks (`joint.seen`).
+        """
+        run = self.below.forward if hooked else self.below
+        states = run(self.base.embed_input_ids(ids), positions)
+        return dict(zip((*self.wanted, self.split), states, strict=True))
+
+    def warm_up(self, rows: int) -> None:
+        """Runs both stacks once on ``rows`` rows of nothing, so that no request waits for their compilation."""
+        weight = next(self.layers[0].parameters())
+        h = weight.new_zeros(rows, self.config.model_config.get_hidden_size())
+        positions = torch.zeros(rows, dtype=torch.long, device=weight.device)
+        if self.config.model_config.uses_mrope:
+            positions = positions.expand(3, -1).contiguous()
+        with set_forward_context(None, self.config, num_tokens=rows):
+            self.below(h, positions)
+            if self.in_one:
+                self.above(h, positions)
 
     def read(self, states: Mapping[int, Tensor], part: Part, progress: Progress) -> Tensor:
         """[part.read, K] what maps read of the part's first rows; ``progress`` goes on."""
@@ -145,11 +162,11 @@ class SplitModel:
             tables: cache group -> vLLM's ``BlockTable``.
         """
         context = get_forward_context()
+        watched = [(k, p) for p in parts if p.whole and (k := progress[p.row].kept) is not None and k.layers]
         with ExitStack() as stack:
-            for part in parts:
-                if (kept := part.whole and progress[part.row].kept) and kept.layers:
-                    stack.enter_context(seen(self.layers, kept, part))
-            states = self.lower(ids, positions)
+            for kept, part in watched:
+                stack.enter_context(seen(self.layers, kept, part))
+            states = self.lower(ids, positions, hooked=bool(watched))
         late = [rows for part in parts if (rows := self._late(states, part, progress)) is not None]
         out = states[self.split].new_zeros(len(ids), states[self.split].shape[-1])
         if late:
@@ -208,7 +225,7 @@ class SplitModel:
         filled, exact = [r.filled for r in late], [r.exact for r in late]
         at_filled, at_exact = (torch.cat(t).to(device) for t in (filled, exact))
         read, h = torch.cat([r.read for r in late]), torch.cat([r.h for r in late])
-        entering, rest = torch.cat([r.entering for r in late]), None
+        entering = torch.cat([r.entering for r in late])
         places = torch.cat([r.places for r in late]).to(device)
         others = Others(torch.cat([r.own for r in late]).to(device), places, len(out))
         runs = [run for r in late for run in runs_of(r.row, r.exact.numpy())]
@@ -231,20 +248,42 @@ class SplitModel:
         )  # fmt: skip
         if positions_by_kind:  # time, height and width; text has the same in each
             at_filled, at_exact = (t.expand(3, -1) for t in (at_filled, at_exact))
+        correcting = any(r.kept is not None and r.kept.plan.corrections for r in late)
         with override_forward_context(exact_context):
-            for i, layer in enumerate(self.late, self.split):
-                if isinstance(layer, LateRecurrent):
-                    entering, rest = layer.run(at_exact, entering, rest, layer.predicted(read, h), others)
-                    continue
-                if len(h):
-                    keys, values = layer.predicted(read, h, at_filled)
-                    state = entering if rest is None else entering + rest
-                    layer.write(*corrected(late, layer, i, keys, values, state), slots[layer.name])
-                if runs:
-                    entering, rest = layer.layer(positions=at_exact, hidden_states=entering, residual=rest)
+            if self.in_one and not correcting:
+                for layer in self.late if len(h) else ():
+                    if isinstance(layer, LateLayer):
+                        layer.write(*layer.predicted(read, h, at_filled), slots[layer.name])
+                done = self.above(entering, at_exact) if runs else entering
+            else:
+                done = self._by_layer(late, read, h, at_filled, slots, entering, at_exact, others)
         if runs:
-            done, _ = self.base.norm(entering, rest)
             out[places[places >= 0]] = done[places >= 0]
+
+    def _by_layer(
+        self,
+        late: list[LateRows],
+        read: Tensor,
+        h: Tensor,
+        at_filled: Tensor,
+        slots: Mapping[str, Tensor],
+        entering: Tensor,
+        at_exact: Tensor,
+        others: Others,
+    ) -> Tensor:
+        """The late layers one by one, [e, d] of the exact rows; arguments as in `_run`."""
+        rest = None
+        for i, layer in enumerate(self.late, self.split):
+            if isinstance(layer, LateRecurrent):
+                entering, rest = layer.run(at_exact, entering, rest, layer.predicted(read, h), others)
+                continue
+            if len(h):
+                keys, values = layer.predicted(read, h, at_filled)
+                state = entering if rest is None else entering + rest
+                layer.write(*corrected(late, layer, i, keys, values, state), slots[layer.name])
+            if len(entering):
+                entering, rest = layer.layer(positions=at_exact, hidden_states=entering, residual=rest)
+        return self.base.norm(entering, rest)[0] if len(entering) else entering
 
 
 def corrected(
@@ -255,8 +294,6 @@ def corrected(
     Args:
         entering: [e, d] true states of the exact rows.
     """
-    if not any(r.kept is not None and r.kept.plan.corrections for r in late):
-        return keys, values
     found, f, e = [], 0, 0
     for rows in late:
         own = slice(f, f + len(rows.filled))
