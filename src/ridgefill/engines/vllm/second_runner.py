@@ -1,7 +1,7 @@
 """vLLM's second model runner, the default on GPUs. **Untested**: it needs Triton, and no GPU was at hand.
 
-Behind ``"untested_v2": true`` and ``--enforce-eager``: it calls the model itself in eager steps alone, and graphs would
-pass us by. The step (`filler.py`) is the first runner's.
+Behind ``"untested_v2": true`` and ``--enforce-eager``: it calls the model itself in eager steps alone, and
+graphs would pass us by. The step (`filler.py`) is the first runner's.
 """
 
 from __future__ import annotations
