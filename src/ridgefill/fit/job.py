@@ -147,7 +147,9 @@ class Job:
             )
         rows, wanted = plan.rows(self.settings.leading), ROWS_WANTED * max(self.widths(fitted).values())
         if rows < wanted:
-            remarks.append(f"only {rows} rows to fit on, and {wanted} or more make better maps")
+            several = self.form.reading(max(fitted)).blocks > 1
+            compare = "; with fewer, compare maps of form 'direct' or 'plain'" if several else ""
+            remarks.append(f"only {rows} rows to fit on, and {wanted} or more make better maps{compare}")
         for remark in remarks:
             self.report.warn(remark)
         return remarks
