@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: help setup demo test test-real test-llamacpp test-vllm test-slow lint types format results results-maps results-rivals results-rows clean
+.PHONY: help setup demo test test-real test-llamacpp test-vllm test-slow lint types format results results-maps results-rivals results-rows results-vllm clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -68,6 +68,13 @@ results-rows: $(READY)  ## measure the row selectors anew (hours; skips what is 
 	$(BIN)/python results/rows/measure.py smollm2-07 --arms "exact;spans 5 %"
 	for setting in smollm2-07 smollm2-15; do $(BIN)/python results/rows/cost.py $$setting || exit 1; done
 	$(BIN)/python results/rows/table.py
+
+MAPS15 := .cache/maps-study/smollm2/rich/split-15
+results-vllm: $(VLLM_READY)  ## vLLM under load and beside transformers, SmolLM2 with the rich maps of results-maps (half an hour)
+	$(VLLM_VENV)/bin/python results/vllm/folder.py .cache/smollm2
+	$(VLLM_VENV)/bin/python results/vllm/load.py .cache/smollm2 $(MAPS15)
+	VLLM_USE_V2_MODEL_RUNNER=0 OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python results/vllm/agreement.py .cache/smollm2 $(MAPS15)
+	$(VLLM_VENV)/bin/python results/vllm/page.py
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check src tests results docs examples
