@@ -9,8 +9,8 @@ from typing import Any
 HERE = Path(__file__).parent
 INTRO = """# vLLM
 
-SmolLM2-135M-Instruct (30 layers) on vLLM's CPU build, rich maps of split 15, tail 1,024, 16 leading rows. Made by `make results-vllm`;
-what it means is in `NOTES.md`.
+SmolLM2-135M-Instruct (30 layers) on vLLM's CPU build, rich maps of split 15, tail 1,024, 16 leading rows. Made by
+`make results-vllm`; what it means is in `NOTES.md`.
 
 """
 
@@ -21,14 +21,23 @@ def both(row: dict[str, Any], name: str, digits: int) -> str:
     return " / ".join("-" if f is None else f"{f:.{digits}f}" for f in found)
 
 
+def heading(*names: str) -> list[str]:
+    """The first two lines of a table."""
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
 def served(found: dict[str, Any], title: str) -> str:
     """A table of mixed serving, as the paper's Table 14."""
-    lines = [
-        f"## {title}",
-        "",
-        "| users | tokens | TTFT s, exact / filled | speedup | of each repetition | others tok/s | ITL p50 ms | p99 | max |",
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    heads = (
+        "users",
+        "tokens",
+        "TTFT s, exact / filled",
+        "speedup",
+        "of each repetition",
+        "others tok/s",
+        "ITL p50 ms",
+    )
+    lines = [f"## {title}", "", *heading(*heads, "p99", "max")]
     for row in found["users"]:
         each = [
             e["ttft_s"] / f["ttft_s"]
@@ -48,18 +57,18 @@ def agreed(found: dict[str, Any]) -> str:
     """Both engines' first tokens."""
     lines = ["## Both engines, fp32", ""]
     lines += [
-        f"{found['tokens']} tokens, tail {found['tail']}, chunks of 512; KL of the first token in nats, and the largest difference of a likely token's log-probability.",
+        f"{found['tokens']} tokens, tail {found['tail']}, chunks of 512; KL of the first token in nats, and the largest",
+        "difference of a likely token's log-probability.",
         "",
     ]
-    lines += [
-        "| plan | text | engines, exact | largest | engines, filled | largest | 16 tokens the same | the fill itself |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ("plan", "text", "engines, exact", "largest", "engines, filled", "largest", "16 tokens the same")
+    lines += heading(*heads, "the fill itself")
     for row in found["rows"]:
         exact, filled = row["exact"], row["filled"]
+        same = " / ".join("yes" if arm["same tokens"] else "no" for arm in (exact, filled))
         lines.append(
-            f"| {row['plan']} | {row['text']} | {exact['kl']:.1e} | {exact['largest']:.1e} | {filled['kl']:.1e} | {filled['largest']:.1e} "
-            f"| {'yes' if exact['same tokens'] else 'no'} / {'yes' if filled['same tokens'] else 'no'} | {row['the fill itself']['kl']:.4f} |"
+            f"| {row['plan']} | {row['text']} | {exact['kl']:.1e} | {exact['largest']:.1e} | {filled['kl']:.1e} "
+            f"| {filled['largest']:.1e} | {same} | {row['the fill itself']['kl']:.4f} |"
         )
     return "\n".join([*lines, "", ""])
 
