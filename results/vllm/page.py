@@ -57,8 +57,8 @@ def agreed(found: dict[str, Any]) -> str:
     """Both engines' first tokens."""
     lines = ["## Both engines, fp32", ""]
     lines += [
-        f"{found['tokens']} tokens, tail {found['tail']}, chunks of 512; KL of the first token in nats, and the largest",
-        "difference of a likely token's log-probability.",
+        f"{found['tokens']} tokens, tail {found['tail']}, chunks of 512; KL of the first token in nats, and",
+        "the largest difference of a likely token's log-probability.",
         "",
     ]
     heads = ("plan", "text", "engines, exact", "largest", "engines, filled", "largest", "16 tokens the same")
