@@ -55,7 +55,8 @@ results: $(READY)  ## the project's own study anew, declared in results/study/le
 
 results-maps: $(READY)  ## the forms of maps, declared in results/maps/ledger.jsonl, and the ideas behind them (hours)
 	OMP_NUM_THREADS=1 $(BIN)/python results/maps/ideas.py
-	for model in smollm2 gemma3 hybrid; do OMP_NUM_THREADS=1 $(BIN)/python results/maps/forms.py $$model || exit 1; done
+	for model in smollm2 gemma3; do OMP_NUM_THREADS=1 $(BIN)/python results/maps/forms.py $$model || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python results/maps/hybrid.py
 	$(BIN)/python results/maps/forms.py page
 
 results-rivals: $(READY)  ## token-dropping rivals at the fill's compute, on the default model (an hour)
