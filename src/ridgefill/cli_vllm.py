@@ -41,7 +41,11 @@ def vllm_args(
 ) -> None:
     """Print the flags with which an unmodified `vllm serve` fills long prompts, on one line.
 
-    Example: vllm serve MODEL $(ridgefill vllm-args maps/split-15 --tail 1024)
+    Examples:
+
+      ridgefill vllm-args maps/split-15 --tail 1024
+
+      vllm serve MODEL $(ridgefill vllm-args maps/split-15 --tail 1024)
 
     One request without the fill: "vllm_xargs": {"ridgefill": 0}. Without these flags vLLM is as ever.
     """
