@@ -1,7 +1,11 @@
 """vLLM, unmodified: `vllm serve MODEL $(ridgefill vllm-args MAPS)` (docs/vllm.md).
 
-worker.py     the stock worker, whose runner hands steps with long prompts to `step.py`
+worker.py     the stock worker, whose runner hands its steps to `filler.py`; second_runner.py: the other one, untested
+filler.py     which rows of a step are filled
 step.py       one step: lower layers for every row, late keys and values from the maps, late layers for exact rows
+stacks.py     the layers below the split and those above it, each compiled in one piece
+late.py       late keys and values of filled rows on one rank; recurrent.py: late recurrent layers
+joint.py      prompts that are filled when all of them is there, because something reads their tail
 scheduler.py  the stock scheduler, which keeps filled and exact blocks of the prefix cache apart
 request.py    what one request asks for, and whether its prompt is filled
 settings.py   what the operator asks for, checked before the server is up

@@ -161,9 +161,12 @@ class SplitModel:
             progress: row of the batch -> its request's.
             tables: cache group -> vLLM's ``BlockTable``.
         """
-        context = get_forward_context()
+        # graphs were captured of the stock forward alone
+        context = replace(
+            get_forward_context(), cudagraph_runtime_mode=CUDAGraphMode.NONE, batch_descriptor=None
+        )
         watched = [(k, p) for p in parts if p.whole and (k := progress[p.row].kept) is not None and k.layers]
-        with ExitStack() as stack:
+        with override_forward_context(context), ExitStack() as stack:
             for kept, part in watched:
                 stack.enter_context(seen(self.layers, kept, part))
             states = self.lower(ids, positions, hooked=bool(watched))
@@ -218,13 +221,16 @@ class SplitModel:
         """Runs the late layers, and writes their output into ``out`` [n, d].
 
         Args:
+            context: vLLM's, of the whole step.
             positions_by_kind: rotary embeddings take three positions a token.
         """
         device = out.device
         rows = [r.row for r in late]
         filled, exact = [r.filled for r in late], [r.exact for r in late]
         at_filled, at_exact = (torch.cat(t).to(device) for t in (filled, exact))
-        read, h = torch.cat([r.read for r in late]), torch.cat([r.h for r in late])
+        h = torch.cat([r.h for r in late])
+        # requests without a filled row have read nothing, of whatever width
+        read = torch.cat([r.read for r in late if len(r.read)]) if len(h) else h
         entering = torch.cat([r.entering for r in late])
         places = torch.cat([r.places for r in late]).to(device)
         others = Others(torch.cat([r.own for r in late]).to(device), places, len(out))
@@ -242,10 +248,7 @@ class SplitModel:
                 common = as_requests(runs, table.get_device_tensor(max(rows) + 1), theirs, at_exact)
                 metadata |= dict.fromkeys(group.names, group.attention.build_metadata(common))
                 exact_slots |= dict.fromkeys(group.names, theirs)
-        exact_context = replace(
-            context, attn_metadata=metadata, slot_mapping=exact_slots, batch_descriptor=None,
-            cudagraph_runtime_mode=CUDAGraphMode.NONE, is_padding=None,
-        )  # fmt: skip
+        exact_context = replace(context, attn_metadata=metadata, slot_mapping=exact_slots, is_padding=None)
         if positions_by_kind:  # time, height and width; text has the same in each
             at_filled, at_exact = (t.expand(3, -1) for t in (at_filled, at_exact))
         correcting = any(r.kept is not None and r.kept.plan.corrections for r in late)
