@@ -180,8 +180,8 @@ def bench_serve(
     out.print(serve.table(found))
     if output is not None:
         said = {
-            "exact_body": json.loads(exact_body),
-            "filled_body": json.loads(filled_body),
+            "exact_body": arms["exact"].body,
+            "filled_body": arms["filled"].body,
             "model": Path(model).name,
         }
         write_json(

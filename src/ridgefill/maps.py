@@ -6,7 +6,6 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +13,7 @@ import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor
 
+from ridgefill.affine import AffineMap, beside
 from ridgefill.errors import MapsMismatchError, RidgeFillWarning, SettingError, UnsupportedModelError
 from ridgefill.maps_folder import FolderContent, find_folder, read_folder, write_folder
 from ridgefill.maps_hub import HUB_NAME, download, maps_card, ranges
@@ -21,31 +21,6 @@ from ridgefill.models.decoder import Decoder
 from ridgefill.models.identity import ModelIdentity
 from ridgefill.reading import Reading
 from ridgefill.rows.token_table import TokenTable
-
-
-@dataclass(frozen=True)
-class AffineMap:
-    """A z + b, of what is read of a row, z; h^_l = A h_S + b for the paper's maps (2.2).
-
-    Attributes:
-        weight: A, [d_out, d_in].
-        bias: b, [d_out].
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """h [..., d_in] -> [..., d_out], on the map's device and in its dtype."""
-        return torch.nn.functional.linear(h, self.weight, self.bias)
-
-    def beside(self, rows: Tensor) -> AffineMap:
-        """The same map where the rows are; on an accelerator in their dtype, on the CPU in its own."""
-        return self.to(rows.device, None if rows.device.type == "cpu" else rows.dtype)
-
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> AffineMap:
-        """The same map elsewhere or in another dtype; nothing is copied where nothing changes."""
-        return AffineMap(self.weight.to(device=device, dtype=dtype), self.bias.to(device=device, dtype=dtype))
 
 
 class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "prefill", "kv-cache"]):
@@ -145,9 +120,9 @@ class RidgeMaps(ModelHubMixin, library_name="ridgefill", tags=["ridgefill", "pre
         Args:
             states: layer -> [..., m, W] that entered it, for the layers of ``reading``.
         """
-        down, rows = self.down, states[self.split]
-        if down is not None and rows.device.type != "cpu":  # as `AffineMap.beside`
-            down = down.to(rows.device, rows.dtype)
+        down = self.down
+        if down is not None:
+            down = beside(down, states[self.split])
             if down is not self.down and not self.streamed:
                 self._content_hash = self.content_hash
                 self.down = down

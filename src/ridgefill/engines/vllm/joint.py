@@ -80,8 +80,12 @@ class Kept:
         self.read.append(self.h[-1] if same else read.clone())
 
     def joined(self) -> tuple[Tensor, Tensor]:
-        """Split states [n, d] and what maps read [n, K], of the whole prompt."""
-        return torch.cat(self.h), torch.cat(self.read)
+        """Split states [n, d] and what maps read [n, K], of the whole prompt; put together once."""
+        if len(self.h) > 1:
+            same = self.read[0] is self.h[0]
+            self.h = [torch.cat(self.h)]
+            self.read = list(self.h) if same else [torch.cat(self.read)]
+        return self.h[0], self.read[0]
 
     def choose(self, model: SplitModel) -> np.ndarray:
         """[n] True on the rows that run every layer; all of them where the selector refuses, which the log says."""

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from ridgefill.engines.vllm.filler import Batch, Filler
-from ridgefill.engines.vllm.settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class LiveRequest:
 class SecondRidgeRunner:
     """Mixed into the second runner: remembers each step's batch, and takes the model's call where rows are filled."""
 
-    ridge_settings: EngineSettings
+    ridge_given: tuple[Any, Any]
     ridge: Filler | None = None
     _step: Any = None
     _tables: Any = None
@@ -50,7 +49,7 @@ class SecondRidgeRunner:
         """As the stock runner; then the maps, as `worker.RidgeRunner`."""
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         self.ridge_requests: dict[str, LiveRequest] = {}
-        self.ridge = Filler(self, self.ridge_settings)
+        self.ridge = Filler(self, *self.ridge_given)
         stock = self.model.forward  # type: ignore[attr-defined]
 
         def forward(input_ids: Any = None, positions: Any = None, *rest: Any, **more: Any) -> Any:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ridgefill.correct import TerminalState
+from ridgefill.engines.arms import refuse_arm
 from ridgefill.engines.transformers import UNMEASURED_BREAK_EVEN
 from ridgefill.engines.vllm.request import Serving
 from ridgefill.errors import SettingError, UnsupportedModelError
-from ridgefill.fill import Exact, Identity, Ridge
+from ridgefill.fill import Exact
 from ridgefill.maps import RidgeMaps
 from ridgefill.plan import FillPlan, make_plan
 from ridgefill.settings_file import with_setting
@@ -138,12 +139,7 @@ def serving_of(config: Any, plan: FillPlan, maps: RidgeMaps | None, least: int, 
 
 def refuse_plan(plan: FillPlan) -> None:
     """Raises SettingError for what a plan asks and this engine cannot do."""
-    if not isinstance(plan.fill, (Ridge, Identity, Exact)):
-        raise SettingError(
-            f"the {plan.fill.name!r} fill in vLLM",
-            "only ridge, identity and exact run there",
-            "use one of these",
-        )
+    refuse_arm(plan.fill, "in vLLM")
     if plan.rows is not None and plan.rows.probes:
         raise SettingError(
             f"rows chosen by {plan.rows} in vLLM",

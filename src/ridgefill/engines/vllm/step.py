@@ -174,6 +174,9 @@ class SplitModel:
         out = states[self.split].new_zeros(len(ids), states[self.split].shape[-1])
         if late:
             self._run(late, context, groups, tables, out, positions.ndim == 2)
+        for rows in late:
+            if rows.kept is not None:
+                progress[rows.row].kept = None  # its rows are written, and their states wanted no more
         return out
 
     def _late(

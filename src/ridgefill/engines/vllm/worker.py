@@ -27,8 +27,8 @@ class RidgeWorker(_Worker):
         """As the stock worker, after what the fill cannot honour was refused by name."""
         settings = EngineSettings.of(self.vllm_config.additional_config)
         if settings is not None:
-            layers = self.vllm_config.model_config.hf_text_config.num_hidden_layers
-            refuse_engine(self.vllm_config, settings.plan(layers)[0], settings.untested_v2)
+            planned = settings.plan(self.vllm_config.model_config.hf_text_config.num_hidden_layers)
+            refuse_engine(self.vllm_config, planned[0], settings.untested_v2)
         super().init_device()
         if settings is not None:
             stock = type(self.model_runner)
@@ -36,13 +36,13 @@ class RidgeWorker(_Worker):
             if self.vllm_config.use_v2_model_runner:
                 from ridgefill.engines.vllm.second_runner import SecondRidgeRunner as ours
             self.model_runner.__class__ = type(f"Ridge{stock.__name__}", (ours, stock), {})
-            self.model_runner.ridge_settings = settings
+            self.model_runner.ridge_given = settings, planned
 
 
 class RidgeRunner:
     """Mixed into the stock runner: loads the maps after the model, and takes steps that have rows to fill."""
 
-    ridge_settings: EngineSettings
+    ridge_given: tuple[Any, Any]  # the operator's settings, and their plan
     ridge: Filler | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class RidgeRunner:
             MapsMismatchError, MapsFileError, SettingError: by name; the server does not start.
         """
         super().load_model(*args, **kwargs)  # type: ignore[misc]
-        self.ridge = Filler(self, self.ridge_settings)
+        self.ridge = Filler(self, *self.ridge_given)
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """As the stock runner; what is compiled for filled steps is compiled here too."""
